@@ -1,0 +1,3 @@
+//! The `bcachefs-fuse` command.
+
+fn main() {}
