@@ -43,6 +43,26 @@ impl Extent {
     }
 }
 
+/// Seconds since the epoch (negative before 1970) and nanoseconds 0..999,999,999.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Timestamp {
+    /// Seconds.
+    pub sec: i64,
+    /// Nanoseconds.
+    pub nsec: u32,
+}
+
+/// Identity of an inode of the source: survives renames, differs for a reused number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Identity {
+    /// Device number of its filesystem.
+    pub dev: u64,
+    /// Inode number there.
+    pub ino: u64,
+    /// From the file handle; zero where the filesystem has none.
+    pub generation: u64,
+}
+
 /// Parses "4096", "4K", "64M", "1.5G", "2T", "256KiB", "0". Powers of 1024. None on anything else.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();

@@ -1,0 +1,315 @@
+//! A regular file as a device.
+//!
+//! Descriptors are opened when first needed and kept until the device is dropped: direct (O_DIRECT,
+//! so that the host does not cache what we cache) and buffered ones of the same file. States of
+//! direct I/O: unknown -> on | off; off is final for the device. Lock: `fds`, held only to clone a
+//! descriptor out or, once per kind, while opening it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, ftruncate, seek};
+use rustix::io::{Errno, pread, pwrite};
+
+use super::{BlockDevice, Range};
+use crate::config::DirectIo;
+use crate::error::{Error, OpContext, Result};
+use crate::sys::AlignedBuf;
+use crate::sys::aligned::DIRECT_ALIGN;
+
+/// Opens one more descriptor of the device's file, whatever it is called by now.
+pub type Opener = Box<dyn Fn(OFlags) -> rustix::io::Result<OwnedFd> + Send + Sync>;
+
+/// Writes of at least this many aligned bytes bypass the host's page cache.
+const DIRECT_WRITE_MIN: usize = 128 << 10;
+
+#[derive(Default)]
+struct Descriptors {
+    read: Option<Arc<OwnedFd>>,
+    write: Option<Arc<OwnedFd>>,
+    direct_read: Option<Arc<OwnedFd>>,
+    direct_write: Option<Arc<OwnedFd>>,
+}
+
+#[derive(Clone, Copy)]
+enum Which {
+    Read,
+    Write,
+    DirectRead,
+    DirectWrite,
+}
+
+/// A regular file behind the mount.
+pub struct FileDevice {
+    opener: Opener,
+    policy: DirectIo,
+    /// Cleared for good when the file refuses O_DIRECT.
+    direct: AtomicBool,
+    fds: Mutex<Descriptors>,
+}
+
+impl std::fmt::Debug for FileDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileDevice").field("direct", &self.direct).finish_non_exhaustive()
+    }
+}
+
+impl FileDevice {
+    /// A device over what `opener` opens; nothing is opened yet.
+    pub fn new(opener: Opener, policy: DirectIo) -> FileDevice {
+        let direct = AtomicBool::new(policy != DirectIo::Never);
+        FileDevice { opener, policy, direct, fds: Mutex::default() }
+    }
+
+    /// Adopts a descriptor opened for reading and writing (by a create).
+    pub fn adopt_writable(&self, fd: OwnedFd) {
+        self.fds.lock().write.get_or_insert_with(|| Arc::new(fd));
+    }
+
+    /// Whether reads go around the host's page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Relaxed)
+    }
+
+    fn fd(&self, which: Which) -> Result<Arc<OwnedFd>> {
+        let mut fds = self.fds.lock();
+        let (slot, flags) = match which {
+            Which::Read => (&mut fds.read, OFlags::RDONLY),
+            Which::Write => (&mut fds.write, OFlags::RDWR),
+            Which::DirectRead => (&mut fds.direct_read, OFlags::RDONLY | OFlags::DIRECT),
+            Which::DirectWrite => (&mut fds.direct_write, OFlags::RDWR | OFlags::DIRECT),
+        };
+        if let Some(fd) = slot {
+            return Ok(fd.clone());
+        }
+        let opened = match (self.opener)(flags) {
+            // Somebody who may write but not read still may write.
+            Err(Errno::ACCESS) if matches!(which, Which::Write) => {
+                (self.opener)(OFlags::WRONLY).op("open")?
+            }
+            other => other.op("open")?,
+        };
+        Ok(slot.insert(Arc::new(opened)).clone())
+    }
+
+    /// Any descriptor that can be asked about the file: an open one first.
+    fn any_fd(&self) -> Result<Arc<OwnedFd>> {
+        let fds = self.fds.lock();
+        let open = [&fds.write, &fds.read, &fds.direct_write, &fds.direct_read];
+        if let Some(fd) = open.into_iter().flatten().next() {
+            return Ok(fd.clone());
+        }
+        drop(fds);
+        self.fd(Which::Read)
+    }
+
+    fn read_fd(&self) -> Result<Arc<OwnedFd>> {
+        if self.is_direct() {
+            match self.fd(Which::DirectRead) {
+                Ok(fd) => return Ok(fd),
+                Err(error) if error.errno() == Errno::INVAL.raw_os_error() => {
+                    self.direct_refused()?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.fd(Which::Read)
+    }
+
+    fn direct_refused(&self) -> Result<()> {
+        if self.policy == DirectIo::Always {
+            return Err(Error::os("open O_DIRECT", Errno::INVAL));
+        }
+        self.direct.store(false, Relaxed);
+        Ok(())
+    }
+
+    /// One function decides which writes are direct: long aligned ones, whose bytes would only
+    /// push others out of the page cache. Short ones are buffered: 4 KiB appends ran at 102 MiB/s
+    /// direct and at 619 MiB/s buffered.
+    fn writes_direct(&self, data: &[u8], offset: u64) -> bool {
+        self.is_direct()
+            && data.len() >= DIRECT_WRITE_MIN
+            && data.len().is_multiple_of(DIRECT_ALIGN)
+            && offset.is_multiple_of(DIRECT_ALIGN as u64)
+    }
+
+    fn write_direct(&self, data: &[u8], offset: u64) -> Result<()> {
+        let fd = self.fd(Which::DirectWrite)?;
+        if (data.as_ptr() as usize).is_multiple_of(DIRECT_ALIGN) {
+            return write_all(&fd, data, offset);
+        }
+        let mut copy = AlignedBuf::new(data.len());
+        copy.copy_from_slice(data);
+        write_all(&fd, &copy, offset)
+    }
+
+    /// Reads an unaligned range of a direct file through an aligned buffer around it.
+    fn read_around(&self, fd: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let align = DIRECT_ALIGN as u64;
+        let start = offset - offset % align;
+        let skip = (offset - start) as usize;
+        let len = (skip + buf.len()).next_multiple_of(DIRECT_ALIGN);
+        let mut around = AlignedBuf::new(len);
+        let got = read_full(fd, &mut around, start)?.saturating_sub(skip).min(buf.len());
+        if let (Some(to), Some(from)) = (buf.get_mut(..got), around.get(skip..skip + got)) {
+            to.copy_from_slice(from);
+        }
+        Ok(got)
+    }
+}
+
+fn read_full(fd: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize> {
+    let mut done = 0;
+    while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match pread(fd, rest, offset + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            // A direct read may stop at an unaligned end of file: what follows is past it.
+            Err(Errno::INVAL) if done > 0 && !done.is_multiple_of(DIRECT_ALIGN) => break,
+            Err(error) => return Err(Error::os("read", error)),
+        }
+    }
+    Ok(done)
+}
+
+fn write_all(fd: &OwnedFd, data: &[u8], offset: u64) -> Result<()> {
+    let mut done = 0;
+    while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
+        match pwrite(fd, rest, offset + done as u64) {
+            Ok(0) => return Err(Error::os("write", Errno::IO)),
+            Ok(written) => done += written,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::os("write", error)),
+        }
+    }
+    Ok(())
+}
+
+impl BlockDevice for FileDevice {
+    fn prepare(&self, write: bool) -> Result<()> {
+        if write {
+            self.fd(Which::Write)?;
+        } else if self.fds.lock().write.is_none() {
+            self.read_fd()?;
+        }
+        Ok(())
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let fd = self.read_fd()?;
+        if !self.is_direct() {
+            return read_full(&fd, buf, offset);
+        }
+        let aligned = (buf.as_ptr() as usize).is_multiple_of(DIRECT_ALIGN)
+            && buf.len().is_multiple_of(DIRECT_ALIGN)
+            && offset.is_multiple_of(DIRECT_ALIGN as u64);
+        let result =
+            if aligned { read_full(&fd, buf, offset) } else { self.read_around(&fd, buf, offset) };
+        match result {
+            // Some filesystems take O_DIRECT at open and refuse it at the first read.
+            Err(error) if error.errno() == Errno::INVAL.raw_os_error() => {
+                self.direct_refused()?;
+                read_full(&*self.fd(Which::Read)?, buf, offset)
+            }
+            other => other,
+        }
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        if self.writes_direct(data, offset) {
+            match self.write_direct(data, offset) {
+                Err(error) if error.errno() == Errno::INVAL.raw_os_error() => {
+                    self.direct_refused()?;
+                }
+                other => return other,
+            }
+        }
+        write_all(&*self.fd(Which::Write)?, data, offset)
+    }
+
+    fn size(&self) -> Result<u64> {
+        let stat = rustix::fs::fstat(&*self.any_fd()?).op("stat")?;
+        Ok(stat.st_size as u64)
+    }
+
+    fn set_size(&self, bytes: u64) -> Result<()> {
+        ftruncate(&*self.fd(Which::Write)?, bytes).op("truncate")
+    }
+
+    fn change_range(&self, what: Range, offset: u64, len: u64) -> Result<()> {
+        let flags = match what {
+            Range::Allocate => FallocateFlags::KEEP_SIZE,
+            Range::AllocateGrow => FallocateFlags::empty(),
+            Range::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            Range::ZeroKeep => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+            Range::ZeroGrow => FallocateFlags::ZERO_RANGE,
+        };
+        fallocate(&*self.fd(Which::Write)?, flags, offset, len).op("fallocate")
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        let fd = self.any_fd()?;
+        if data_only {
+            rustix::fs::fdatasync(&*fd).op("fdatasync")
+        } else {
+            rustix::fs::fsync(&*fd).op("fsync")
+        }
+    }
+
+    fn seek(&self, offset: u64, hole: bool) -> Result<u64> {
+        let to = if hole { SeekFrom::Hole(offset) } else { SeekFrom::Data(offset) };
+        seek(&*self.any_fd()?, to).op("lseek")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn device(path: &Path, policy: DirectIo) -> FileDevice {
+        let path = path.to_path_buf();
+        let opener = move |flags| rustix::fs::open(&path, flags, rustix::fs::Mode::empty());
+        FileDevice::new(Box::new(opener), policy)
+    }
+
+    #[test]
+    fn unaligned_reads_and_tails_are_exact() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let bytes: Vec<u8> = (0..20_001u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        for policy in [DirectIo::Auto, DirectIo::Never] {
+            let device = device(&path, policy);
+            for (offset, len) in [(0, 4096), (1, 10), (4095, 2), (16384, 8192), (20_000, 100)] {
+                let mut buf = vec![0; len];
+                let got = device.read_at(&mut buf, offset as u64).unwrap();
+                assert_eq!(got, len.min(bytes.len() - offset));
+                assert_eq!(buf[..got], bytes[offset..offset + got]);
+            }
+            assert_eq!(device.read_at(&mut [0; 8], 20_001).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn long_and_short_writes_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, b"").unwrap();
+        let device = device(&path, DirectIo::Auto);
+        let long = vec![7u8; DIRECT_WRITE_MIN];
+        device.write_at(&long, 4096).unwrap();
+        device.write_at(b"abc", 1).unwrap();
+        device.sync(true).unwrap();
+        let mut buf = vec![0; 4096 + DIRECT_WRITE_MIN];
+        assert_eq!(device.read_at(&mut buf, 0).unwrap(), buf.len());
+        assert_eq!((&buf[..5], buf[4096], device.size().unwrap()), (&b"\0abc\0"[..], 7, 135_168));
+        device.change_range(Range::Punch, 4096, 4096).unwrap();
+        device.read_at(&mut buf, 0).unwrap();
+        assert_eq!((buf[4096], buf[8192]), (0, 7));
+    }
+}

@@ -1,0 +1,51 @@
+//! Devices (layer 2): anything with bytes at offsets. The block store above knows only this trait.
+
+pub mod file;
+
+pub use file::FileDevice;
+
+use crate::error::Result;
+
+/// What a device can be asked for beyond bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// Allocate without changing bytes or size.
+    Allocate,
+    /// Allocate and, where it ends past the end of file, grow the size.
+    AllocateGrow,
+    /// Punch a hole: the bytes read as zeros, the size stays.
+    Punch,
+    /// Zero the bytes, the size stays.
+    ZeroKeep,
+    /// Zero the bytes and grow the size to the end of the range.
+    ZeroGrow,
+}
+
+/// A run of bytes with a size: a file, a partition, memory. Every call may come from any thread;
+/// overlapping writes of one device are ordered by the caller.
+pub trait BlockDevice: Send + Sync {
+    /// Opens what reading or writing needs now, so that the application sees EACCES, ETXTBSY or
+    /// EROFS at open(2) and not at its first write.
+    fn prepare(&self, write: bool) -> Result<()>;
+
+    /// Reads at `offset` until `buf` is full or the device ends; the bytes read. EIO and the like.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
+
+    /// Writes all of `data` at `offset`; the size grows if needed. An error may leave part of it.
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()>;
+
+    /// The size in bytes.
+    fn size(&self) -> Result<u64>;
+
+    /// Truncates or extends with zeros.
+    fn set_size(&self, bytes: u64) -> Result<()>;
+
+    /// Allocates, zeroes or punches a range.
+    fn change_range(&self, what: Range, offset: u64, len: u64) -> Result<()>;
+
+    /// Makes written bytes durable; with `data_only` attributes that no read needs may be left.
+    fn sync(&self, data_only: bool) -> Result<()>;
+
+    /// The next data (`hole` false) or hole at or after `offset`; ENXIO past the end.
+    fn seek(&self, offset: u64, hole: bool) -> Result<u64>;
+}

@@ -1,0 +1,306 @@
+//! What a POSIX filesystem means over a tree and a store (layer 7): handles, attributes, the data
+//! path. No FUSE type appears here; the adapter above decodes, calls, and replies.
+//!
+//! A handle number is a hint: every request can be served from the node's number alone, by opening
+//! the file for the length of the request. Locks: the handle table's (leaf, table access only) and
+//! one per open directory (held while entries are read: a directory stream has one position).
+
+mod attrs;
+mod data;
+mod dirs;
+mod handles;
+pub mod pool;
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+pub use self::attrs::Changes;
+pub use self::data::{Read, ReadPlace};
+use self::handles::{FileHandle, Handles};
+use self::pool::Pool;
+use crate::config::Config;
+use crate::error::{Kind, Result};
+use crate::store::{BlockStore, Stamp};
+use crate::tree::{Attr, Caller, Entry, FsStat, HostTree, NewNode, NodeId, Opened, Tree};
+
+/// Descriptors the node table may keep at most, whatever RLIMIT_NOFILE allows.
+const MAX_NODE_FDS: u64 = 1 << 19;
+
+/// A mounted filesystem, without the mount.
+pub struct Fs {
+    tree: Arc<dyn Tree>,
+    store: BlockStore,
+    handles: Handles,
+    pool: Pool,
+    attr_timeout: Duration,
+}
+
+/// A file the kernel opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenReply {
+    /// Its handle number.
+    pub fh: u64,
+    /// Whether the kernel's cached pages are still right.
+    pub keep_cache: bool,
+}
+
+/// The stamp that attributes make.
+fn stamp_of(attr: &Attr) -> Stamp {
+    Stamp { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
+}
+
+/// Raises RLIMIT_NOFILE as far as it goes; the descriptors the node table may keep.
+fn raise_descriptor_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let hard = limit.maximum.unwrap_or(MAX_NODE_FDS * 2);
+    let raised = Rlimit { current: Some(hard), maximum: limit.maximum };
+    let now = if setrlimit(Resource::Nofile, raised).is_ok() {
+        hard
+    } else {
+        limit.current.unwrap_or(1024)
+    };
+    (now / 2).min(MAX_NODE_FDS)
+}
+
+impl Fs {
+    /// A filesystem over a directory of the host. `root` is an O_PATH descriptor of it, opened
+    /// before anything is mounted over it. Starts no thread.
+    pub fn open_host(root: OwnedFd, config: &Config) -> Result<Arc<Fs>> {
+        let max_open = raise_descriptor_limit() as usize;
+        let read_only = config.mount.read_only;
+        let tree = HostTree::new(root, config.store.direct_io, read_only, max_open)?;
+        Ok(Fs::over(Arc::new(tree), config))
+    }
+
+    /// A filesystem over any tree.
+    pub fn over(tree: Arc<dyn Tree>, config: &Config) -> Arc<Fs> {
+        Arc::new(Fs {
+            tree,
+            store: BlockStore::new(&config.store),
+            handles: Handles::default(),
+            pool: Pool::new(config.mount.threads),
+            attr_timeout: config.mount.attr_timeout,
+        })
+    }
+
+    /// Starts the worker threads; after daemonizing.
+    pub fn start(&self) -> Result<()> {
+        self.pool.start()
+    }
+
+    /// Ends the worker threads; after the session.
+    pub fn stop(&self) {
+        self.pool.stop();
+        self.store.stop_trace();
+    }
+
+    /// The block store.
+    pub fn store(&self) -> &BlockStore {
+        &self.store
+    }
+
+    /// The namespace.
+    pub fn tree(&self) -> &dyn Tree {
+        &*self.tree
+    }
+
+    /// The worker threads.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// How long the kernel may believe names and attributes.
+    pub fn attr_timeout(&self) -> Duration {
+        self.attr_timeout
+    }
+
+    /// The entry of a name.
+    pub fn lookup(&self, parent: NodeId, name: &OsStr) -> Result<Entry> {
+        let entry = self.tree.lookup(parent, name)?;
+        self.observe(&entry);
+        Ok(entry)
+    }
+
+    /// The kernel drops references.
+    pub fn forget(&self, node: NodeId, count: u64) {
+        self.tree.forget(node, count);
+    }
+
+    /// Makes a directory, a device node, a fifo, a socket, an empty file or a symlink.
+    pub fn make(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        what: NewNode<'_>,
+        mode: u32,
+        caller: Caller,
+    ) -> Result<Entry> {
+        self.tree.make(parent, name, what, mode, caller)
+    }
+
+    /// Removes a name of anything but a directory.
+    pub fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<()> {
+        if let Some(node) = self.tree.unlink(parent, name)? {
+            self.lost_a_name(node);
+        }
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<()> {
+        self.tree.rmdir(parent, name)
+    }
+
+    /// Renames or exchanges.
+    pub fn rename(
+        &self,
+        from: (NodeId, &OsStr),
+        to: (NodeId, &OsStr),
+        flags: u32,
+    ) -> Result<()> {
+        let renamed = self.tree.rename(from, to, flags)?;
+        if let Some(node) = renamed.other {
+            self.lost_a_name(node);
+        }
+        if let Some(node) = renamed.moved {
+            self.restamp(node, false);
+            if let Ok(identity) = self.tree.identity(node) {
+                self.store.renamed(&identity, self.tree.path(node));
+            }
+        }
+        Ok(())
+    }
+
+    /// A further name.
+    pub fn link(&self, node: NodeId, parent: NodeId, name: &OsStr) -> Result<Entry> {
+        let entry = self.tree.link(node, parent, name)?;
+        self.restamp(node, false);
+        Ok(entry)
+    }
+
+    /// The target of a symlink.
+    pub fn readlink(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.tree.readlink(node)
+    }
+
+    /// The filesystem of a node.
+    pub fn statfs(&self, node: NodeId) -> Result<FsStat> {
+        self.tree.statfs(node)
+    }
+
+    /// A name of the node is gone (or its inode was exchanged): with the last one goes its tag.
+    fn lost_a_name(&self, node: NodeId) {
+        let Ok(identity) = self.tree.identity(node) else { return };
+        if !self.store.knows(&identity) {
+            return;
+        }
+        match self.tree.attr(node) {
+            Ok(attr) if attr.nlink > 0 => self.store.touched(&identity, stamp_of(&attr), false),
+            Err(error) if error.kind != Kind::Stale => {}
+            _ => self.store.forget(&identity),
+        }
+    }
+
+    /// We changed a node's attributes: its stamp moves on.
+    fn restamp(&self, node: NodeId, set_mtime: bool) {
+        let Ok(identity) = self.tree.identity(node) else { return };
+        if self.store.knows(&identity)
+            && let Ok(attr) = self.tree.attr(node)
+        {
+            self.store.touched(&identity, stamp_of(&attr), set_mtime);
+        }
+    }
+
+    /// Makes and opens a regular file.
+    pub fn create(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: i32,
+        caller: Caller,
+    ) -> Result<(Entry, OpenReply)> {
+        let exclusive = flags & crate::sys::flags::O_EXCL != 0;
+        let (entry, opened) = self.tree.create(parent, name, mode, exclusive, caller)?;
+        match self.open_file(entry.id, opened, wants_write(flags)) {
+            Ok(open) => Ok((entry, open)),
+            Err(error) => {
+                self.tree.forget(entry.id, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens a regular file. `flags` as the application gave them.
+    pub fn open(&self, node: NodeId, flags: i32) -> Result<OpenReply> {
+        let write = wants_write(flags);
+        let opened = self.tree.open(node, write)?;
+        self.open_file(node, opened, write)
+    }
+
+    fn open_file(&self, node: NodeId, opened: Opened, write: bool) -> Result<OpenReply> {
+        let (handle, keep_cache) = self.handle(node, opened, write)?;
+        Ok(OpenReply { fh: self.handles.add_file(handle), keep_cache })
+    }
+
+    /// One more handle of a file in the store, not yet in the table.
+    fn handle(&self, node: NodeId, opened: Opened, write: bool) -> Result<(FileHandle, bool)> {
+        let Opened { device, identity, attr } = opened;
+        let path = || self.tree.path(node);
+        let opened = self.store.open(identity, stamp_of(&attr), device, &path);
+        let handle = FileHandle { node, identity, device: opened.device };
+        if let Err(error) = handle.device.prepare(write) {
+            self.close_file(&handle);
+            return Err(error.at_path(&self.tree.path(node)));
+        }
+        Ok((handle, opened.unchanged))
+    }
+
+    fn close_file(&self, handle: &FileHandle) {
+        let stamp = || self.tree.attr(handle.node).ok().map(|attr| stamp_of(&attr));
+        self.store.close(&handle.identity, &stamp);
+    }
+
+    /// The kernel's last use of a handle.
+    pub fn release(&self, fh: u64) {
+        if let Some(handle) = self.handles.take_file(fh) {
+            self.close_file(&handle);
+        }
+    }
+
+    /// The tag of what a path below the root names, if it is a file that has one.
+    pub fn unit_of(&self, below: &Path) -> Result<Option<u32>> {
+        let mut node = crate::tree::ROOT;
+        let mut counted = Vec::new();
+        let mut result = Ok(());
+        for name in below.iter() {
+            match self.tree.lookup(node, name) {
+                Ok(entry) => {
+                    counted.push(entry.id);
+                    node = entry.id;
+                }
+                Err(error) => {
+                    result = Err(error.at_path(below));
+                    break;
+                }
+            }
+        }
+        let identity = self.tree.identity(node);
+        counted.into_iter().for_each(|id| self.tree.forget(id, 1));
+        result?;
+        Ok(self.store.unit_of(&identity?))
+    }
+}
+
+fn wants_write(flags: i32) -> bool {
+    use crate::sys::flags::{O_ACCMODE, O_RDONLY};
+    flags & O_ACCMODE != O_RDONLY
+}
+
+#[cfg(test)]
+mod tests;

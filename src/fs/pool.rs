@@ -1,0 +1,129 @@
+//! Work that waits for a device, and the threads for it.
+//!
+//! A request thread of FUSE runs such work itself while fewer than `threads - 4` are doing so;
+//! a further one parks it here, with its reply, so that hits and writes always find a thread.
+//! Parked bytes are capped; past the cap the request thread does the work after all. Read-ahead is
+//! offered: dropped when the queue is full. States: created -> started -> stopped.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use parking_lot::Mutex;
+
+use crate::error::{OpContext, Result};
+
+/// Worker threads: with the request threads inside, about 32 device reads are in flight.
+const WORKERS: usize = 20;
+
+/// Jobs that may wait.
+const QUEUE: usize = 256;
+
+/// Bytes of requests that may be parked.
+const PARKED_MAX: usize = 64 << 20;
+
+/// Request threads that never wait for a device.
+const SPARE: usize = 4;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// See the module.
+pub struct Pool {
+    inside: AtomicUsize,
+    inside_max: usize,
+    parked_bytes: std::sync::Arc<AtomicUsize>,
+    jobs: Mutex<Option<Sender<Job>>>,
+    receiver: Receiver<Job>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// One request thread inside device work; leaves on drop.
+struct Inside<'a>(&'a AtomicUsize);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Pool {
+    /// A pool for that many request threads; no worker runs yet.
+    pub fn new(request_threads: usize) -> Pool {
+        let (sender, receiver) = bounded(QUEUE);
+        Pool {
+            inside: AtomicUsize::new(0),
+            inside_max: request_threads.saturating_sub(SPARE).max(1),
+            parked_bytes: Default::default(),
+            jobs: Mutex::new(Some(sender)),
+            receiver,
+            workers: Mutex::default(),
+        }
+    }
+
+    /// Starts the workers.
+    pub fn start(&self) -> Result<()> {
+        let mut workers = self.workers.lock();
+        for i in workers.len()..WORKERS {
+            let receiver = self.receiver.clone();
+            let worker = std::thread::Builder::new()
+                .name(format!("bcfs-io-{i}"))
+                .spawn(move || receiver.iter().for_each(run_fenced))
+                .op("start a worker thread")?;
+            workers.push(worker);
+        }
+        Ok(())
+    }
+
+    /// Lets the workers finish what is queued, then ends them.
+    pub fn stop(&self) {
+        self.jobs.lock().take();
+        for worker in self.workers.lock().drain(..) {
+            // A worker cannot panic: its jobs are fenced.
+            let _ = worker.join();
+        }
+    }
+
+    fn enter(&self) -> Option<Inside<'_>> {
+        let inside = Inside(&self.inside);
+        if self.inside.fetch_add(1, SeqCst) < self.inside_max { Some(inside) } else { None }
+    }
+
+    /// Runs `job`, here or on a worker. `bytes` of memory are held by it until it ends.
+    pub fn run(&self, bytes: usize, job: impl FnOnce() + Send + 'static) {
+        if let Some(_inside) = self.enter() {
+            return job();
+        }
+        if self.parked_bytes.fetch_add(bytes, SeqCst) + bytes > PARKED_MAX {
+            self.parked_bytes.fetch_sub(bytes, SeqCst);
+            return job();
+        }
+        let parked = self.parked_bytes.clone();
+        let job: Job = Box::new(move || {
+            job();
+            parked.fetch_sub(bytes, SeqCst);
+        });
+        if let Some(job) = self.queue(job) {
+            job();
+        }
+    }
+
+    /// Runs `job` on a worker some time, or not at all if there is no room.
+    pub fn offer(&self, job: impl FnOnce() + Send + 'static) {
+        drop(self.queue(Box::new(job)));
+    }
+
+    /// The job comes back if there is no room or no worker.
+    fn queue(&self, job: Job) -> Option<Job> {
+        let Some(sender) = self.jobs.lock().clone() else { return Some(job) };
+        match sender.try_send(job) {
+            Ok(()) => None,
+            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => Some(job),
+        }
+    }
+}
+
+fn run_fenced(job: Job) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+        log::error!("a worker's job failed in a way that must not happen; its request gets EIO");
+    }
+}

@@ -1,0 +1,193 @@
+//! Which files are open, and what is remembered of closed ones: their tag, so that their blocks
+//! still hit, and their stamp, so that a change behind the mount is noticed at the next open.
+//!
+//! States of a file: unknown -> open (live) -> closed (known) -> open ... ; known ones are bounded,
+//! the least recently closed is forgotten first. Invariant: an identity is live or known, not both.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use lru::LruCache;
+
+use super::Device;
+use crate::cache::{Cache, CacheDevice};
+use crate::stats::DeviceSnapshot;
+use crate::units::{Identity, Timestamp};
+
+/// Closed files that are remembered.
+const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
+
+/// What tells whether a file changed: taken after our own last touch of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Size in bytes.
+    pub size: u64,
+    /// Last change of bytes.
+    pub mtime: Timestamp,
+    /// Last change of attributes.
+    pub ctime: Timestamp,
+}
+
+struct Live {
+    device: Arc<Device>,
+    handles: usize,
+    stamp: Stamp,
+    path: PathBuf,
+    /// No name is left: the tag dies with the last handle.
+    unlinked: bool,
+}
+
+struct Known {
+    cached: Arc<CacheDevice>,
+    stamp: Stamp,
+    path: PathBuf,
+}
+
+/// See the module.
+pub(super) struct Registry {
+    live: HashMap<Identity, Live>,
+    known: LruCache<Identity, Known>,
+}
+
+impl Registry {
+    pub(super) fn new() -> Registry {
+        Registry { live: HashMap::new(), known: LruCache::unbounded() }
+    }
+
+    /// One more handle of an open file.
+    pub(super) fn open_again(&mut self, identity: &Identity) -> Option<Arc<Device>> {
+        let live = self.live.get_mut(identity)?;
+        live.handles += 1;
+        Some(live.device.clone())
+    }
+
+    /// Whether somebody else changed an open file that we did not touch; notes the new stamp.
+    pub(super) fn changed_while_open(&mut self, identity: &Identity, stamp: Stamp) -> bool {
+        match self.live.get_mut(identity) {
+            Some(live) if !live.device.is_touched() && live.stamp != stamp => {
+                live.stamp = stamp;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The tag of a closed file whose stamp is still right; another stamp retires the tag.
+    pub(super) fn take_unchanged(
+        &mut self,
+        identity: &Identity,
+        stamp: Stamp,
+        cache: &Cache,
+    ) -> Option<Arc<CacheDevice>> {
+        let known = self.known.pop(identity)?;
+        if known.stamp == stamp {
+            return Some(known.cached);
+        }
+        cache.retire(&known.cached);
+        None
+    }
+
+    /// The first handle of a file.
+    pub(super) fn insert(
+        &mut self,
+        identity: Identity,
+        device: Arc<Device>,
+        stamp: Stamp,
+        path: PathBuf,
+    ) {
+        self.live.insert(identity, Live { device, handles: 1, stamp, path, unlinked: false });
+    }
+
+    /// Drops a handle; the device itself is returned with the last one, to be closed unlocked.
+    pub(super) fn close(
+        &mut self,
+        identity: &Identity,
+        stamp: Option<Stamp>,
+        cache: &Cache,
+    ) -> Option<Arc<Device>> {
+        let live = self.live.get_mut(identity)?;
+        live.stamp = stamp.unwrap_or(live.stamp);
+        live.handles = live.handles.saturating_sub(1);
+        if live.handles > 0 {
+            return None;
+        }
+        let Live { device, stamp, path, unlinked, .. } = self.live.remove(identity)?;
+        if unlinked {
+            cache.retire(device.cached());
+        } else {
+            let cached = device.cached().clone();
+            self.known.put(*identity, Known { cached, stamp, path });
+            if self.known.len() > KNOWN_MAX.get()
+                && let Some((_, oldest)) = self.known.pop_lru()
+            {
+                cache.retire(&oldest.cached);
+            }
+        }
+        Some(device)
+    }
+
+    pub(super) fn live(&self, identity: &Identity) -> Option<Arc<Device>> {
+        self.live.get(identity).map(|live| live.device.clone())
+    }
+
+    pub(super) fn knows(&self, identity: &Identity) -> bool {
+        self.live.contains_key(identity) || self.known.contains(identity)
+    }
+
+    pub(super) fn touched(&mut self, identity: &Identity, now: Stamp, set_mtime: bool) {
+        let stamp = match self.live.get_mut(identity) {
+            Some(live) => &mut live.stamp,
+            None => match self.known.peek_mut(identity) {
+                Some(known) => &mut known.stamp,
+                None => return,
+            },
+        };
+        if stamp.size == now.size && (set_mtime || stamp.mtime == now.mtime) {
+            *stamp = now;
+        }
+    }
+
+    pub(super) fn forget(&mut self, identity: &Identity, cache: &Cache) {
+        if let Some(live) = self.live.get_mut(identity) {
+            live.unlinked = true;
+        } else if let Some(known) = self.known.pop(identity) {
+            cache.retire(&known.cached);
+        }
+    }
+
+    pub(super) fn set_path(&mut self, identity: &Identity, path: PathBuf) {
+        if let Some(live) = self.live.get_mut(identity) {
+            live.path = path;
+        } else if let Some(known) = self.known.peek_mut(identity) {
+            known.path = path;
+        }
+    }
+
+    pub(super) fn open_count(&self) -> usize {
+        self.live.len()
+    }
+
+    pub(super) fn unit_of(&self, identity: &Identity) -> Option<u32> {
+        let cached = match self.live.get(identity) {
+            Some(live) => live.device.cached(),
+            None => &self.known.peek(identity)?.cached,
+        };
+        Some(cached.id.0)
+    }
+
+    pub(super) fn snapshots(&self) -> Vec<DeviceSnapshot> {
+        let live = self.live.values().map(|live| (live.device.cached(), &live.path, true));
+        let known = self.known.iter().map(|(_, known)| (&known.cached, &known.path, false));
+        live.chain(known)
+            .map(|(cached, path, open)| DeviceSnapshot {
+                unit: cached.id.0,
+                path: path.to_string_lossy().into_owned(),
+                resident_blocks: cached.resident(),
+                open,
+                counters: cached.stats.counters(),
+            })
+            .collect()
+    }
+}
