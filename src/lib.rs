@@ -9,5 +9,7 @@
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod fuse;
 pub mod stats;
+pub mod sys;
 pub mod units;
