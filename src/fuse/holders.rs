@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn holders_are_described_in_one_line() {
         let one = Holder { pid: 7, command: "vim".into(), what: "open file" };
-        assert_eq!(describe(&[one.clone()]), "vim (pid 7, open file)");
+        assert_eq!(describe(std::slice::from_ref(&one)), "vim (pid 7, open file)");
         assert!(describe(&vec![one; 8]).ends_with(", 3 more"));
     }
 
