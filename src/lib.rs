@@ -10,6 +10,7 @@ pub mod clock;
 pub mod config;
 pub mod device;
 pub mod error;
+pub mod fuse;
 pub mod stats;
 pub mod sys;
 pub mod tree;

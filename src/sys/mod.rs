@@ -7,6 +7,7 @@
 pub mod aligned;
 pub mod handle;
 pub mod path_fd;
+pub mod process;
 pub mod umask;
 
 pub use aligned::AlignedBuf;

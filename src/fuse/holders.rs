@@ -1,0 +1,120 @@
+//! Who keeps a mount busy (layer 8), from /proc alone: no path below the mount is touched, so it
+//! works while the mount does not answer.
+
+use std::path::{Path, PathBuf};
+
+/// A process that uses a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number.
+    pub pid: u32,
+    /// Its name.
+    pub command: String,
+    /// "open file", "working directory", "mapped file".
+    pub what: &'static str,
+}
+
+/// Processes that use the mount with this number or device on this directory, as far as this user
+/// may see; itself left out.
+pub fn find(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> Vec<Holder> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let own = std::process::id();
+    processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|&pid| pid != own)
+        .filter_map(|pid| {
+            let directory = PathBuf::from(format!("/proc/{pid}"));
+            let what = use_of(&directory, id, device, mountpoint)?;
+            let command = std::fs::read_to_string(directory.join("comm")).unwrap_or_default();
+            Some(Holder { pid, command: command.trim().to_owned(), what })
+        })
+        .collect()
+}
+
+/// "vim (pid 12, open file), bash (pid 9, working directory)", or that nobody can be seen.
+pub fn describe(holders: &[Holder]) -> String {
+    const SHOWN: usize = 5;
+    if holders.is_empty() {
+        return "no process of this user; look with: fuser -vm".into();
+    }
+    let mut words: Vec<String> = holders
+        .iter()
+        .take(SHOWN)
+        .map(|holder| format!("{} (pid {}, {})", holder.command, holder.pid, holder.what))
+        .collect();
+    if holders.len() > SHOWN {
+        words.push(format!("{} more", holders.len() - SHOWN));
+    }
+    words.join(", ")
+}
+
+fn use_of(
+    process: &Path,
+    id: Option<u64>,
+    device: Option<(u32, u32)>,
+    mountpoint: &Path,
+) -> Option<&'static str> {
+    let below = |link: &str| {
+        std::fs::read_link(process.join(link)).is_ok_and(|target| target.starts_with(mountpoint))
+    };
+    if has_open_file(process, id) {
+        Some("open file")
+    } else if below("cwd") {
+        Some("working directory")
+    } else if below("root") {
+        Some("root directory")
+    } else if has_mapped_file(process, device) {
+        Some("mapped file")
+    } else {
+        None
+    }
+}
+
+fn has_open_file(process: &Path, id: Option<u64>) -> bool {
+    let (Some(id), Ok(files)) = (id, std::fs::read_dir(process.join("fdinfo"))) else {
+        return false;
+    };
+    files.flatten().any(|file| {
+        let text = std::fs::read_to_string(file.path()).unwrap_or_default();
+        let field = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+        field.and_then(|value| value.trim().parse().ok()) == Some(id)
+    })
+}
+
+fn has_mapped_file(process: &Path, device: Option<(u32, u32)>) -> bool {
+    let Some((major, minor)) = device else { return false };
+    let wanted = format!("{major:02x}:{minor:02x}");
+    let maps = std::fs::read(process.join("maps")).unwrap_or_default();
+    let maps = String::from_utf8_lossy(&maps);
+    maps.lines().any(|line| line.split_ascii_whitespace().nth(3) == Some(wanted.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_are_described_in_one_line() {
+        let one = Holder { pid: 7, command: "vim".into(), what: "open file" };
+        assert_eq!(describe(std::slice::from_ref(&one)), "vim (pid 7, open file)");
+        assert!(describe(&vec![one; 8]).ends_with(", 3 more"));
+    }
+
+    #[test]
+    fn a_process_with_an_open_file_is_found() {
+        let table = crate::fuse::mountinfo::read().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
+        let mount = crate::fuse::mountinfo::holding(&table, &path).unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("30")
+            .stdin(std::fs::File::open(&path).unwrap())
+            .spawn()
+            .unwrap();
+        let found = find(Some(mount.id), None, &path);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.iter().any(|holder| holder.pid == child.id()), "{found:?}");
+    }
+}

@@ -1,0 +1,9 @@
+//! FUSE (layer 8): the only module that knows fuser. Mounting, serving, ending.
+
+pub mod daemon;
+pub mod fusermount;
+pub mod holders;
+pub mod mount;
+pub mod mountinfo;
+pub mod session;
+pub mod signals;

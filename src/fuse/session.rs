@@ -1,0 +1,183 @@
+//! One mounted session (layer 8): from the kernel mount to its last request.
+//!
+//! States: mounted (INIT answered) -> answering (request threads run) -> ended (the kernel closed
+//! the connection: unmounted by us, by umount(8), by fusermount3 -u) or forced (second signal:
+//! detached, and open files are given up).
+//! The main thread waits in `run_to_end` for events from the session's thread and from the signals'
+//! thread; unmounting happens only there, never in a request thread.
+
+use std::io;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use fuser::{Config as SessionConfig, Filesystem, Notifier, Session, SessionACL};
+
+use super::holders;
+use super::mount::{How, KernelMount, MountError, Outcome};
+use super::signals::{self, Signal};
+use crate::config::MountConfig;
+use crate::error::Result;
+
+/// How long a detached session may take to notice.
+const FORCED_END: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+enum Event {
+    Ended(io::Result<()>),
+    Signal(Signal),
+}
+
+/// How a session ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// The last request is answered; nothing is open.
+    Unmounted,
+    /// Files were still open and are lost to their users.
+    Forced,
+    /// The connection broke.
+    Failed(String),
+}
+
+/// What `run_to_end` tells the caller on the way.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A signal came, but the mount is busy and goes on; one line.
+    Busy(String),
+    /// It is unmounted; only the end of the session is awaited.
+    Stopping,
+}
+
+/// A session whose requests are being answered.
+#[derive(Debug)]
+pub struct Serving {
+    mount: KernelMount,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+}
+
+/// Mounts `filesystem` and starts its request threads. `with_notifier` gets the way to tell the
+/// kernel of changes, before the first request. Nothing stays mounted on an error.
+pub fn serve<F: Filesystem + 'static>(
+    filesystem: F,
+    config: &MountConfig,
+    root_mode: u32,
+    with_notifier: impl FnOnce(Notifier),
+) -> std::result::Result<Serving, MountError> {
+    let (fd, mount) = KernelMount::make(config, root_mode)?;
+    let fail = |source: io::Error| {
+        mount.unmount(How::Detach);
+        MountError::Session { place: config.mountpoint.clone(), source }
+    };
+    let acl = if config.allow_other { SessionACL::All } else { SessionACL::Owner };
+    let mut options = SessionConfig::default();
+    options.acl = acl;
+    options.n_threads = Some(config.threads.max(1));
+    options.clone_fd = config.threads > 1;
+    let session = Session::from_fd(filesystem, fd, acl, options).map_err(fail)?;
+    with_notifier(session.notifier());
+    let (sender, events) = unbounded();
+    let to_main = sender.clone();
+    let run = move || {
+        // The main thread may be gone already (forced end): nobody to tell then.
+        let _ = to_main.send(Event::Ended(session.run()));
+    };
+    std::thread::Builder::new().name("session".into()).spawn(run).map_err(fail)?;
+    let serving = Serving { mount, events, sender };
+    serving.check_answers().map_err(fail_late(&serving, config))?;
+    Ok(serving)
+}
+
+fn fail_late(serving: &Serving, config: &MountConfig) -> impl FnOnce(io::Error) -> MountError {
+    move |source| {
+        serving.abandon();
+        MountError::Session { place: config.mountpoint.clone(), source }
+    }
+}
+
+impl Serving {
+    /// The kernel's side of it.
+    pub fn mount(&self) -> &KernelMount {
+        &self.mount
+    }
+
+    /// Makes the signals of `signals::block` unmount this session.
+    pub fn listen_to_signals(&self) -> Result<()> {
+        let sender = self.sender.clone();
+        signals::spawn(move |signal| sender.send(Event::Signal(signal)).is_ok())
+    }
+
+    /// Takes the mount away after a failure during start-up.
+    pub fn abandon(&self) {
+        self.mount.unmount(How::Detach);
+        while let Ok(event) = self.events.recv_timeout(FORCED_END) {
+            if matches!(event, Event::Ended(_)) {
+                return;
+            }
+        }
+    }
+
+    /// One request through the kernel and our threads: "mounted" means that it answers.
+    fn check_answers(&self) -> io::Result<()> {
+        rustix::fs::stat(self.mount.mountpoint())?;
+        Ok(())
+    }
+
+    /// Waits for the end. `progress` is called from this thread.
+    pub fn run_to_end(&self, mut progress: impl FnMut(Progress)) -> End {
+        let mut asked = false;
+        // `self` holds a sender, so the channel never closes.
+        while let Ok(event) = self.events.recv() {
+            let signal = match event {
+                Event::Ended(result) => return self.ended(result),
+                Event::Signal(signal) => signal,
+            };
+            if std::mem::replace(&mut asked, true) {
+                log::warn!("{}: detaching, open files are lost", signal.name());
+                progress(Progress::Stopping);
+                return self.force();
+            }
+            match self.mount.unmount(How::Politely) {
+                Outcome::Gone => progress(Progress::Stopping),
+                outcome => progress(Progress::Busy(self.busy_line(signal, &outcome))),
+            }
+        }
+        End::Failed("the event channel closed".into())
+    }
+
+    fn ended(&self, result: io::Result<()>) -> End {
+        match result {
+            Ok(()) => End::Unmounted,
+            Err(error) => {
+                // The connection is closed with the threads: whoever comes by gets an error.
+                self.mount.unmount(How::Detach);
+                End::Failed(error.to_string())
+            }
+        }
+    }
+
+    fn force(&self) -> End {
+        if let Outcome::Failed(words) = self.mount.unmount(How::Detach) {
+            return End::Failed(words);
+        }
+        loop {
+            match self.events.recv_timeout(FORCED_END) {
+                Ok(Event::Ended(_)) => return End::Unmounted,
+                Ok(Event::Signal(_)) => continue,
+                Err(_) => return End::Forced,
+            }
+        }
+    }
+
+    fn busy_line(&self, signal: Signal, outcome: &Outcome) -> String {
+        let place = self.mount.mountpoint().display();
+        if let Outcome::Failed(words) = outcome {
+            return format!("{}: {place} cannot be unmounted: {words}; serving on", signal.name());
+        }
+        let users = holders::find(self.mount.id(), self.mount.device(), self.mount.mountpoint());
+        format!(
+            "{}: {place} is busy, held by {}; serving on (a second signal detaches it)",
+            signal.name(),
+            holders::describe(&users)
+        )
+    }
+}
