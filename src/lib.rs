@@ -6,12 +6,17 @@
 //! `store` (4); [`tree`] (6); `fs` (7); `fuse`, `control` (8); `cli` (9). A module uses
 //! only lower layers; a test proves it.
 
+pub mod cli;
+pub mod cache;
 pub mod clock;
 pub mod config;
 pub mod device;
+pub mod control;
 pub mod error;
+pub mod fs;
 pub mod fuse;
 pub mod stats;
+pub mod store;
 pub mod sys;
 pub mod tree;
 pub mod units;

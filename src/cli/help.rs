@@ -1,0 +1,84 @@
+//! Texts of `--help` and of the manual page (layer 9). Constant.
+
+/// The first paragraph.
+pub const ABOUT: &str = "\
+bcachefs-fuse mounts a directory of disk and boot images so that every read goes through one
+block cache, each block tagged with the image it came from. It is not the on-disk filesystem
+called bcachefs.";
+
+/// Behind `bcachefs-fuse --help`.
+pub const MAIN: &str = "\
+Examples:
+  bcachefs-fuse mount /srv/images /mnt/images
+  bcachefs-fuse stat /mnt/images
+  bcachefs-fuse umount /mnt/images
+
+Exit codes: 0 well, 1 it failed, 2 the command line is wrong, 32 failed as mount(8) helper.
+The manual page is bcachefs-fuse(1).";
+
+/// Behind `mount --help`.
+pub const MOUNT: &str = "\
+In option names - and _ are the same. Sizes are typed 4096, 64K, 64M, 1G; times 500ms, 30s, 2m.
+
+Examples:
+  bcachefs-fuse mount /srv/images /mnt/images
+  bcachefs-fuse mount /srv/images /srv/images        over itself: nobody writes behind the mount
+  bcachefs-fuse mount --cache 1G --ro /srv/images /mnt/images
+  bcachefs-fuse mount -f -o cache=1G,cache_mode=writearound /srv/images /mnt/images
+  mount -t fuse.bcachefs-fuse -o cache=1G /srv/images /mnt/images
+
+In /etc/fstab:
+  /srv/images  /mnt/images  fuse.bcachefs-fuse  cache=1G,nofail  0 0";
+
+/// Behind `umount --help`.
+pub const UMOUNT: &str = "\
+Examples:
+  bcachefs-fuse umount /mnt/images
+  bcachefs-fuse umount --lazy /mnt/images
+  umount /mnt/images                                 the same through mount(8)'s helper";
+
+/// Behind `stat --help`.
+pub const STAT: &str = "\
+Examples:
+  bcachefs-fuse stat /mnt/images                     every device, busiest first
+  bcachefs-fuse stat /mnt/images/debian.img          this device only
+  bcachefs-fuse stat --watch 2 /mnt/images           rates, every two seconds
+  bcachefs-fuse stat --json /mnt/images
+  bcachefs-fuse stat --check --max-age 1h /mnt/images || mail -s 'image cache' root
+  bcachefs-fuse stat --prometheus /mnt/images > /var/lib/node_exporter/images.prom";
+
+/// Behind `set --help`.
+pub const SET: &str = "\
+Changes all that is named, or nothing. Live options: bypass, sequential_cutoff, expire, readahead,
+cache_mode.
+
+Examples:
+  bcachefs-fuse set /mnt/images
+  bcachefs-fuse set /mnt/images expire=30s
+  bcachefs-fuse set /mnt/images cache-mode=writearound sequential-cutoff=128M";
+
+/// Behind `list --help`.
+pub const LIST: &str = "\
+Examples:
+  bcachefs-fuse list
+  bcachefs-fuse list --json";
+
+/// Behind `trace --help`.
+pub const TRACE: &str = "\
+One line a read request: unit, first block, blocks.
+
+Examples:
+  bcachefs-fuse trace /mnt/images boot.trace 60
+  bcachefs-fuse trace /mnt/images boot.trace         until Ctrl-C";
+
+/// Behind `doctor --help`.
+pub const DOCTOR: &str = "\
+Examples:
+  bcachefs-fuse doctor
+  bcachefs-fuse doctor /srv/images";
+
+/// Behind `completions --help`.
+pub const COMPLETIONS: &str = "\
+Examples:
+  bcachefs-fuse completions bash > /etc/bash_completion.d/bcachefs-fuse
+  bcachefs-fuse completions zsh > /usr/share/zsh/site-functions/_bcachefs-fuse";

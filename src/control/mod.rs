@@ -1,0 +1,36 @@
+//! Talking to a live mount (layer 8): a unix socket beside each daemon, one JSON line a request.
+//!
+//! [`server`] answers inside the daemon, [`client`] asks; [`proto`] is what they say; [`format`]
+//! turns answers into text. The server knows the filesystem only through [`Mounted`]. States: a
+//! server is listening from [`server::spawn`] until its handle is dropped; a trace started over a
+//! connection ends with that connection. Invariant: no request holds a lock of the filesystem
+//! while it waits for its peer.
+
+pub mod live;
+
+use std::path::Path;
+
+use crate::config::{CacheMode, Tunables};
+use crate::error::Result;
+use crate::stats::{BlockInfo, Snapshot};
+
+/// What the control socket may ask of a mounted filesystem.
+pub trait Mounted: Send + Sync {
+    /// Counters of one device, or of all.
+    fn snapshot(&self, unit: Option<u32>) -> Snapshot;
+    /// The tag of the device at a path relative to the mount's root; None for directories.
+    /// A file no request touched yet gets its tag here.
+    fn resolve(&self, below: &Path) -> Result<Option<u32>>;
+    /// The resident blocks of one device, or of all.
+    fn blocks(&self, unit: Option<u32>) -> Vec<BlockInfo>;
+    /// The values `set` changes.
+    fn tunables(&self) -> &Tunables;
+    /// Changes what writes do; blocks cached before `none` are dropped.
+    fn set_cache_mode(&self, mode: CacheMode);
+    /// Starts to record every read request in `file`.
+    fn start_trace(&self, file: &Path) -> Result<()>;
+    /// Ends the recording and closes its file.
+    fn stop_trace(&self);
+    /// Open file handles.
+    fn open_files(&self) -> usize;
+}
