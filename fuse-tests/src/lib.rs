@@ -14,6 +14,7 @@ pub mod cleanup;
 pub mod mount;
 pub mod paths;
 pub mod report;
+pub mod runner;
 pub mod tools;
 pub mod users;
 pub mod watch;
