@@ -15,6 +15,7 @@ pub mod mount;
 pub mod paths;
 pub mod report;
 pub mod runner;
+pub mod tidy;
 pub mod tools;
 pub mod users;
 pub mod watch;
