@@ -1,1 +1,26 @@
-//! What the mount tests share.
+//! What the mount tests share: real mounts of the real binary that are gone after the test
+//! ([`Mount`]), source directories on every kind of filesystem ([`Backing`]), a line protocol to
+//! the runner for skipped tests and external suites ([`report`]), and small helpers ([`tools`],
+//! [`users`]).
+//!
+//! A mount test begins with `let Some(mount) = Mount::builder("name").start() else { return };`:
+//! None means that the test was reported as skipped (no /dev/fuse, not root).
+//!
+//! Everything a test makes lies below [`paths::scratch_base`], so that the runner can find and
+//! remove what a killed test left.
+
+pub mod backing;
+pub mod cleanup;
+pub mod mount;
+pub mod paths;
+pub mod report;
+pub mod runner;
+pub mod tidy;
+pub mod tools;
+pub mod users;
+pub mod watch;
+
+pub use backing::Backing;
+pub use mount::Mount;
+pub use tools::{drop_caches, run, try_run};
+pub use users::{as_user, run_as};
