@@ -6,12 +6,12 @@
 //! `store` (4); [`tree`] (6); `fs` (7); `fuse`, `control` (8); `cli` (9). A module uses
 //! only lower layers; a test proves it.
 
-pub mod cli;
 pub mod cache;
+pub mod cli;
 pub mod clock;
 pub mod config;
-pub mod device;
 pub mod control;
+pub mod device;
 pub mod error;
 pub mod fs;
 pub mod fuse;

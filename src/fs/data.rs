@@ -72,7 +72,11 @@ impl Fs {
 
     /// Reads what the cache holds. Ok(n): answered, n bytes of `out`. Err(read): it must go to the
     /// device; read-ahead of its stream has been queued.
-    pub fn read(&self, place: ReadPlace, out: &mut [u8]) -> Result<std::result::Result<usize, Read>> {
+    pub fn read(
+        &self,
+        place: ReadPlace,
+        out: &mut [u8],
+    ) -> Result<std::result::Result<usize, Read>> {
         self.with_device(place.node, Some(place.fh), false, |device| {
             let plan = device.plan_read(place.offset, place.len.min(out.len()));
             let len = plan.len();
@@ -104,14 +108,7 @@ impl Fs {
     }
 
     /// fallocate(2), as far as the kernel passes it.
-    pub fn fallocate(
-        &self,
-        node: NodeId,
-        fh: u64,
-        offset: u64,
-        len: u64,
-        mode: i32,
-    ) -> Result<()> {
+    pub fn fallocate(&self, node: NodeId, fh: u64, offset: u64, len: u64, mode: i32) -> Result<()> {
         const PUNCH: i32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
         const ZERO_KEEP: i32 = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
         let what = match mode {

@@ -157,12 +157,7 @@ impl Fs {
     }
 
     /// Renames or exchanges.
-    pub fn rename(
-        &self,
-        from: (NodeId, &OsStr),
-        to: (NodeId, &OsStr),
-        flags: u32,
-    ) -> Result<()> {
+    pub fn rename(&self, from: (NodeId, &OsStr), to: (NodeId, &OsStr), flags: u32) -> Result<()> {
         let renamed = self.tree.rename(from, to, flags)?;
         if let Some(node) = renamed.other {
             self.lost_a_name(node);

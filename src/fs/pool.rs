@@ -5,13 +5,15 @@
 //! Parked bytes are capped; past the cap the request thread does the work after all. Read-ahead is
 //! offered: dropped when the queue is full. States: created -> started -> stopped.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::error::{OpContext, Result};
+use crate::sys::AlignedBuf;
 
 /// Worker threads: with the request threads inside, about 32 device reads are in flight.
 const WORKERS: usize = 20;
@@ -31,7 +33,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Pool {
     inside: AtomicUsize,
     inside_max: usize,
-    parked_bytes: std::sync::Arc<AtomicUsize>,
+    parked_bytes: Arc<AtomicUsize>,
     jobs: Mutex<Option<Sender<Job>>>,
     receiver: Receiver<Job>,
     workers: Mutex<Vec<JoinHandle<()>>>,
@@ -88,37 +90,74 @@ impl Pool {
         if self.inside.fetch_add(1, SeqCst) < self.inside_max { Some(inside) } else { None }
     }
 
-    /// Runs `job`, here or on a worker. `bytes` of memory are held by it until it ends.
-    pub fn run(&self, bytes: usize, job: impl FnOnce() + Send + 'static) {
+    /// Runs `job`, here or on a worker.
+    pub fn run(&self, job: impl FnOnce() + Send + 'static) {
+        self.run_with(&mut [], 0, move |_| job());
+    }
+
+    /// Runs `job` with a buffer of `len` bytes: here with the caller's, or on a worker with one of
+    /// its own.
+    pub fn run_with(
+        &self,
+        buffer: &mut [u8],
+        len: usize,
+        job: impl FnOnce(&mut [u8]) + Send + 'static,
+    ) {
         if let Some(_inside) = self.enter() {
-            return job();
+            return job(buffer.get_mut(..len).unwrap_or_default());
         }
-        if self.parked_bytes.fetch_add(bytes, SeqCst) + bytes > PARKED_MAX {
-            self.parked_bytes.fetch_sub(bytes, SeqCst);
-            return job();
+        if let Err(job) = self.park(len, job) {
+            job(buffer.get_mut(..len).unwrap_or_default());
         }
-        let parked = self.parked_bytes.clone();
-        let job: Job = Box::new(move || {
-            job();
-            parked.fetch_sub(bytes, SeqCst);
+    }
+
+    /// Hands a job to a worker; it comes back if there is no room.
+    fn park<J: FnOnce(&mut [u8]) + Send + 'static>(
+        &self,
+        len: usize,
+        job: J,
+    ) -> std::result::Result<(), J> {
+        let Some(room) = Parked::take(&self.parked_bytes, len) else { return Err(job) };
+        let Some(sender) = self.jobs.lock().clone().filter(|sender| !sender.is_full()) else {
+            return Err(job);
+        };
+        // A full queue between the question and this waits for a worker, which is what a request
+        // thread without room does anyway.
+        let boxed: Job = Box::new(move || {
+            let _room = room;
+            job(&mut AlignedBuf::new(len));
         });
-        if let Some(job) = self.queue(job) {
-            job();
+        if let Err(lost) = sender.send(boxed) {
+            (lost.0)();
         }
+        Ok(())
     }
 
     /// Runs `job` on a worker some time, or not at all if there is no room.
     pub fn offer(&self, job: impl FnOnce() + Send + 'static) {
-        drop(self.queue(Box::new(job)));
-    }
-
-    /// The job comes back if there is no room or no worker.
-    fn queue(&self, job: Job) -> Option<Job> {
-        let Some(sender) = self.jobs.lock().clone() else { return Some(job) };
-        match sender.try_send(job) {
-            Ok(()) => None,
-            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => Some(job),
+        if let Some(sender) = self.jobs.lock().clone() {
+            // Read-ahead that finds no room is not missed.
+            let _ = sender.try_send(Box::new(job));
         }
+    }
+}
+
+/// Bytes of a parked request; given back on drop, panics included.
+struct Parked {
+    bytes: usize,
+    of: Arc<AtomicUsize>,
+}
+
+impl Parked {
+    fn take(of: &Arc<AtomicUsize>, bytes: usize) -> Option<Parked> {
+        let room = Parked { bytes, of: of.clone() };
+        (of.fetch_add(bytes, SeqCst) + bytes <= PARKED_MAX).then_some(room)
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.bytes, SeqCst);
     }
 }
 

@@ -1,5 +1,7 @@
 //! FUSE (layer 8): the only module that knows fuser. Mounting, serving, ending.
 
+pub mod adapter;
+mod convert;
 pub mod daemon;
 pub mod fusermount;
 pub mod holders;

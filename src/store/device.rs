@@ -140,9 +140,7 @@ impl Device {
         let from = old.min(bytes);
         let block = u64::from(self.shared.block_size);
         let start = from - from % block;
-        self.shared
-            .cache
-            .invalidate(&self.cached, Extent { offset: start, len: u64::MAX - start });
+        self.shared.cache.invalidate(&self.cached, Extent { offset: start, len: u64::MAX - start });
     }
 
     /// Somebody else changed the bytes while a handle is open.
@@ -241,12 +239,8 @@ impl Device {
         let size = self.grow(offset + len);
         match self.shared.tunables.cache_mode() {
             CacheMode::Writethrough => {
-                let verdict = self.shared.cache.plan_write(
-                    &self.cached,
-                    offset,
-                    len,
-                    &self.shared.tunables,
-                );
+                let verdict =
+                    self.shared.cache.plan_write(&self.cached, offset, len, &self.shared.tunables);
                 let insert = matches!(verdict, Verdict::Insert);
                 self.shared.cache.update(&self.cached, offset, data, insert, size);
             }

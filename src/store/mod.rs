@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use parking_lot::Mutex;
 
 pub use self::device::{Device, ReadPlan};
-pub use self::registry::Stamp;
 use self::registry::Registry;
+pub use self::registry::Stamp;
 use self::trace::TraceRecorder;
 use crate::cache::Cache;
 use crate::config::{CacheMode, StoreConfig, Tunables};
@@ -170,7 +170,8 @@ impl BlockStore {
         devices.retain(|device| {
             unit.map_or(device.counters != Counters::default(), |unit| unit == device.unit)
         });
-        let mut total = if unit.is_some() { Counters::default() } else { self.shared.cache.retired() };
+        let mut total =
+            if unit.is_some() { Counters::default() } else { self.shared.cache.retired() };
         devices.iter().for_each(|device| total.add(&device.counters));
         devices.sort_by_key(|device| (std::cmp::Reverse(busy(device)), device.unit));
         let (capacity_blocks, resident_blocks) = self.shared.cache.snapshot();

@@ -184,7 +184,7 @@ impl Registry {
             .map(|(cached, path, open)| DeviceSnapshot {
                 unit: cached.id.0,
                 path: path.to_string_lossy().into_owned(),
-                resident_blocks: cached.resident(),
+                resident_blocks: cached.resident_blocks(),
                 open,
                 counters: cached.stats.counters(),
             })

@@ -313,7 +313,8 @@ impl Table {
             .into_iter()
             // One that a device holds as well (an open file, maybe unlinked) stays.
             .filter(|node| {
-                node.id != ROOT && node.fd.lock().as_ref().is_some_and(|fd| Arc::strong_count(fd) == 1)
+                node.id != ROOT
+                    && node.fd.lock().as_ref().is_some_and(|fd| Arc::strong_count(fd) == 1)
             })
             .map(|node| (node.last_use.load(Relaxed), node))
             .collect();
