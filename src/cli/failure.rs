@@ -5,6 +5,7 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::control::proto::Refusal;
 use crate::error::{Error, Kind};
 
 /// One line for the user, and whether the command line itself was wrong (exit 2, else 1).
@@ -67,6 +68,12 @@ fn one_line(text: &str) -> String {
         }
     }
     line
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        Failure::new(refusal.what, refusal.place, refusal.hint)
+    }
 }
 
 impl fmt::Display for Failure {

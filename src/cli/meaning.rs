@@ -131,7 +131,7 @@ fn check(config: &Config) -> Outcome<()> {
     let store = &config.store;
     let cache = || format!("cache={}", format_size(store.cache_bytes));
     live::check_bypass(store, store.bypass)
-        .map_err(|broken| Failure::usage(broken.what, broken.place, broken.hint))?;
+        .map_err(|refusal| Failure::usage(refusal.what, refusal.place, refusal.hint))?;
     // Each of the cache's 16 shards needs a few blocks to be an LRU at all.
     let least = 64 * u64::from(store.block_size);
     if store.cache_bytes < least {

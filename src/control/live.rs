@@ -5,21 +5,11 @@ use std::time::Duration;
 
 use crate::config::{CacheMode, Config, StoreConfig};
 use crate::control::Mounted;
+use crate::control::proto::Refusal;
 use crate::units::{format_duration, format_size, parse_duration, parse_size};
 
 /// The options `set` changes.
 pub const NAMES: [&str; 5] = ["bypass", "sequential_cutoff", "expire", "readahead", "cache_mode"];
-
-/// A rule that a value breaks: the three parts of the line a user reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
-    /// What is wrong.
-    pub what: &'static str,
-    /// The option and its value.
-    pub place: String,
-    /// What to type instead.
-    pub hint: String,
-}
 
 /// The mode of a word, or what to give instead.
 pub fn parse_cache_mode(text: &str) -> Result<CacheMode, &'static str> {
@@ -30,7 +20,7 @@ pub fn parse_cache_mode(text: &str) -> Result<CacheMode, &'static str> {
 }
 
 /// Whether `bypass` suits the cache: a block must fit into it, four of it into the cache.
-pub fn check_bypass(store: &StoreConfig, bypass: u64) -> Result<(), Broken> {
+pub fn check_bypass(store: &StoreConfig, bypass: u64) -> Result<(), Refusal> {
     let block = u64::from(store.block_size);
     if bypass < block {
         let hint = format!(
@@ -38,7 +28,7 @@ pub fn check_bypass(store: &StoreConfig, bypass: u64) -> Result<(), Broken> {
             format_size(block)
         );
         let place = format!("bypass={}", format_size(bypass));
-        return Err(Broken { what: "bad value", place, hint });
+        return Err(Refusal::new("bad value", place, hint));
     }
     let least = bypass.saturating_mul(4);
     if store.cache_bytes < least {
@@ -47,7 +37,7 @@ pub fn check_bypass(store: &StoreConfig, bypass: u64) -> Result<(), Broken> {
             format_size(least)
         );
         let place = format!("cache={}", format_size(store.cache_bytes));
-        return Err(Broken { what: "cache too small", place, hint });
+        return Err(Refusal::new("cache too small", place, hint));
     }
     Ok(())
 }
@@ -67,7 +57,7 @@ pub fn set(
     mounted: &dyn Mounted,
     config: &Config,
     assignments: &[(String, String)],
-) -> Result<(), Broken> {
+) -> Result<(), Refusal> {
     let changes: Vec<Change> = assignments
         .iter()
         .map(|(name, value)| check(config, name, value))
@@ -85,13 +75,9 @@ pub fn set(
     Ok(())
 }
 
-fn check(config: &Config, name: &str, value: &str) -> Result<Change, Broken> {
+fn check(config: &Config, name: &str, value: &str) -> Result<Change, Refusal> {
     let name = name.replace('-', "_");
-    let bad = |hint: &str| Broken {
-        what: "bad value",
-        place: format!("{name}={value}"),
-        hint: hint.to_string(),
-    };
+    let bad = |hint: &str| Refusal::new("bad value", format!("{name}={value}"), hint);
     let size = || parse_size(value).ok_or_else(|| bad("give a size such as 64M"));
     match name.as_str() {
         "bypass" => {
@@ -104,12 +90,11 @@ fn check(config: &Config, name: &str, value: &str) -> Result<Change, Broken> {
             .map(Change::Expire)
             .ok_or_else(|| bad("give a time such as 30s or 500ms")),
         "cache_mode" => parse_cache_mode(value).map(Change::CacheMode).map_err(bad),
-        _ => Err(Broken {
-            what: "not changeable on a live mount",
-            place: name,
-            hint: "unmount, then mount with it; bcachefs-fuse set MOUNTPOINT lists what is"
-                .to_string(),
-        }),
+        _ => Err(Refusal::new(
+            "not changeable on a live mount",
+            name,
+            format!("unmount and mount with it; live options: {}", NAMES.join(", ")),
+        )),
     }
 }
 

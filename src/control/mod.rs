@@ -1,12 +1,21 @@
 //! Talking to a live mount (layer 8): a unix socket beside each daemon, one JSON line a request.
 //!
-//! [`server`] answers inside the daemon, [`client`] asks; [`proto`] is what they say; [`format`]
-//! turns answers into text. The server knows the filesystem only through [`Mounted`]. States: a
-//! server is listening from [`server::spawn`] until its handle is dropped; a trace started over a
-//! connection ends with that connection. Invariant: no request holds a lock of the filesystem
-//! while it waits for its peer.
+//! [`server`] answers inside the daemon, [`client`] asks; [`proto`] is what they say, [`socket`]
+//! where they meet; [`live`] changes options, [`errors`] keeps the last errors; [`format`] and
+//! [`explain`] turn answers into text. The server knows the filesystem only through [`Mounted`].
+//! States: a server is listening from [`server::spawn`] until its handle is dropped; a trace
+//! started over a connection ends with that connection. Invariant: no request holds a lock of the
+//! filesystem while it waits for its peer.
 
+pub mod client;
+pub mod errors;
+pub mod explain;
+pub mod format;
 pub mod live;
+pub mod prometheus;
+pub mod proto;
+pub mod server;
+pub mod socket;
 
 use std::path::Path;
 
@@ -25,9 +34,9 @@ pub trait Mounted: Send + Sync {
     fn blocks(&self, unit: Option<u32>) -> Vec<BlockInfo>;
     /// The values `set` changes.
     fn tunables(&self) -> &Tunables;
-    /// Changes what writes do; blocks cached before `none` are dropped.
+    /// Changes what writes do, in the tunables too; blocks cached before `none` are dropped.
     fn set_cache_mode(&self, mode: CacheMode);
-    /// Starts to record every read request in `file`.
+    /// Starts to record every read request in `file`; Busy if a recording runs.
     fn start_trace(&self, file: &Path) -> Result<()>;
     /// Ends the recording and closes its file.
     fn stop_trace(&self);
