@@ -42,12 +42,13 @@ pub fn user_allow_other() -> bool {
 
 /// Mounts with the words of `options`; the descriptor for the session.
 pub fn mount(config: &MountConfig, options: &OsStr) -> Result<OwnedFd, MountError> {
-    let helper = find().ok_or(MountError::NoHelper)?;
+    let helper = find().ok_or_else(MountError::no_helper)?;
     if config.allow_other && !user_allow_other() {
-        return Err(MountError::AllowOther);
+        let hint = "add the line user_allow_other to /etc/fuse.conf, or leave the option out";
+        return Err(MountError::new("only root may use it here", "allow_other", hint));
     }
-    let place = || config.mountpoint.clone();
-    let fail = |error: std::io::Error| MountError::Session { place: place(), source: error };
+    let place = &config.mountpoint;
+    let fail = |error: std::io::Error| MountError::session(place, &error);
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -73,14 +74,17 @@ pub fn mount(config: &MountConfig, options: &OsStr) -> Result<OwnedFd, MountErro
     let output = child.wait_with_output().map_err(fail)?;
     match received {
         Some(fd) => Ok(fd),
-        None => Err(MountError::Helper { place: place(), words: first_line(&output.stderr) }),
+        None => {
+            let hint = format!("fusermount3 says: {}", first_line(&output.stderr));
+            Err(MountError::new("cannot mount", place.display().to_string(), hint))
+        }
     }
 }
 
 /// Unmounts what this user mounted on `mountpoint`.
 pub fn unmount(mountpoint: &Path, how: How) -> Outcome {
     let Some(helper) = find() else {
-        return Outcome::Failed(MountError::NoHelper.to_string());
+        return Outcome::Failed(MountError::no_helper().to_string());
     };
     let output = Command::new(helper)
         .arg(if how == How::Detach { "-uz" } else { "-u" })

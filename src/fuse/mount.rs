@@ -24,59 +24,64 @@ use crate::config::MountConfig;
 /// The largest read the kernel may send, in bytes (256 pages; it never sends more).
 const MAX_READ: u32 = 1 << 20;
 
-/// Why there is no mount: each one line, with what to do next.
-#[derive(Debug, thiserror::Error)]
-pub enum MountError {
-    /// The kernel has no FUSE.
-    #[error(
-        "/dev/fuse: no such device; load it with: modprobe fuse (in a container: give it \
-         --device /dev/fuse)"
-    )]
-    NoDevice,
-    /// /dev/fuse is there, but not for us.
-    #[error("/dev/fuse: cannot be opened: {0}")]
-    Device(Errno),
-    /// The setuid helper is missing.
-    #[error("fusermount3: not found; install the package fuse3, or mount as root")]
-    NoHelper,
-    /// Only root decides about allow_other.
-    #[error(
-        "allow_other: not allowed to ordinary users here; add the line user_allow_other to \
-         /etc/fuse.conf, or leave the option out"
-    )]
-    AllowOther,
-    /// The kernel refused.
-    #[error("{}: cannot be mounted on: {errno}{}", place.display(), hint(*errno))]
-    Kernel {
-        /// The mountpoint.
-        place: PathBuf,
-        /// What it said.
-        errno: Errno,
-    },
-    /// fusermount3 refused; its own words.
-    #[error("{}: cannot be mounted on: fusermount3 says: {words}", place.display())]
-    Helper {
-        /// The mountpoint.
-        place: PathBuf,
-        /// Its first line.
-        words: String,
-    },
-    /// The kernel and we could not agree (INIT), or threads are out.
-    #[error("{}: the FUSE session did not start: {source}", place.display())]
-    Session {
-        /// The mountpoint.
-        place: PathBuf,
-        /// The reason.
-        source: std::io::Error,
-    },
+/// Why there is no mount, as one line "what: where: what to do".
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {place}: {hint}")]
+pub struct MountError {
+    /// What is wrong.
+    pub what: String,
+    /// The device, option, program or mountpoint.
+    pub place: String,
+    /// What to do next.
+    pub hint: String,
 }
 
-fn hint(errno: Errno) -> &'static str {
-    match errno {
-        Errno::PERM => "; root without CAP_SYS_ADMIN cannot mount (a container needs it added)",
-        Errno::NODEV => "; the kernel has no FUSE: modprobe fuse",
-        _ => "",
+impl MountError {
+    /// From its three parts.
+    pub fn new(
+        what: impl Into<String>,
+        place: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> MountError {
+        MountError { what: what.into(), place: place.into(), hint: hint.into() }
     }
+
+    fn device(errno: Errno) -> MountError {
+        let hint = match errno {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => {
+                "modprobe fuse loads it; a container needs --device /dev/fuse"
+            }
+            _ => "a container needs --device /dev/fuse; otherwise check its permissions",
+        };
+        MountError::new(words_of(errno), "/dev/fuse", hint)
+    }
+
+    fn kernel(place: &Path, errno: Errno) -> MountError {
+        let hint = match errno {
+            Errno::PERM => "root needs CAP_SYS_ADMIN to mount; a container needs it added",
+            Errno::NODEV => "the kernel has no FUSE; modprobe fuse loads it",
+            _ => "the kernel refused; bcachefs-fuse doctor checks the system",
+        };
+        let what = format!("cannot mount ({})", words_of(errno));
+        MountError::new(what, place.display().to_string(), hint)
+    }
+
+    /// No fusermount3 anywhere.
+    pub fn no_helper() -> MountError {
+        MountError::new("not found", "fusermount3", "install the package fuse3, or mount as root")
+    }
+
+    /// The kernel and we could not agree (INIT), or the system is out of threads.
+    pub fn session(place: &Path, error: &std::io::Error) -> MountError {
+        let hint = format!("the FUSE session did not start: {error}");
+        MountError::new("cannot mount", place.display().to_string(), hint)
+    }
+}
+
+/// "Permission denied", without the number.
+pub fn words_of(errno: Errno) -> String {
+    let text = std::io::Error::from(errno).to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
 /// Whether the kernel checks permissions (DESIGN 9): always as root, else with allow_other only. A
@@ -191,7 +196,7 @@ pub fn unmount(mountpoint: &Path, how: How) -> Outcome {
         // EINVAL: nothing is mounted there any more.
         Ok(()) | Err(Errno::INVAL) => Outcome::Gone,
         Err(Errno::BUSY) => Outcome::Busy,
-        Err(errno) => Outcome::Failed(errno.to_string()),
+        Err(errno) => Outcome::Failed(words_of(errno)),
     }
 }
 
@@ -199,7 +204,7 @@ pub fn unmount(mountpoint: &Path, how: How) -> Outcome {
 pub fn remount(mountpoint: &Path, flags: &[String]) -> Result<(), MountError> {
     // The kernel ignores a FUSE mount's own words at a remount through mount(2).
     rustix::mount::mount_remount(mountpoint, flags_of(flags.iter().map(String::as_str)), c"")
-        .map_err(|errno| MountError::Kernel { place: mountpoint.to_owned(), errno })
+        .map_err(|errno| MountError::kernel(mountpoint, errno))
 }
 
 fn mount_as_root(config: &MountConfig, root_mode: u32) -> Result<OwnedFd, MountError> {
@@ -209,16 +214,13 @@ fn mount_as_root(config: &MountConfig, root_mode: u32) -> Result<OwnedFd, MountE
     flags.set(MountFlags::RDONLY, config.read_only || flags.contains(MountFlags::RDONLY));
     let name = OsString::from_vec(config.fsname.as_bytes().to_vec());
     rustix::mount::mount(&name, &config.mountpoint, FILESYSTEM_TYPE, flags, data.as_c_str())
-        .map_err(|errno| MountError::Kernel { place: config.mountpoint.clone(), errno })?;
+        .map_err(|errno| MountError::kernel(&config.mountpoint, errno))?;
     Ok(fd)
 }
 
 fn open_device() -> Result<OwnedFd, MountError> {
-    match rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-        Ok(fd) => Ok(fd),
-        Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => Err(MountError::NoDevice),
-        Err(errno) => Err(MountError::Device(errno)),
-    }
+    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(MountError::device)
 }
 
 /// The option string of mount(2). Every value is a number, so nothing needs escaping.

@@ -25,6 +25,7 @@ const FORCED_END: Duration = Duration::from_secs(2);
 enum Event {
     Ended(io::Result<()>),
     Signal(Signal),
+    Shutdown,
 }
 
 /// How a session ended.
@@ -66,7 +67,7 @@ pub fn serve<F: Filesystem + 'static>(
     let (fd, mount) = KernelMount::make(config, root_mode)?;
     let fail = |source: io::Error| {
         mount.unmount(How::Detach);
-        MountError::Session { place: config.mountpoint.clone(), source }
+        MountError::session(&config.mountpoint, &source)
     };
     let acl = if config.allow_other { SessionACL::All } else { SessionACL::Owner };
     let mut options = SessionConfig::default();
@@ -83,15 +84,11 @@ pub fn serve<F: Filesystem + 'static>(
     };
     std::thread::Builder::new().name("session".into()).spawn(run).map_err(fail)?;
     let serving = Serving { mount, events, sender };
-    serving.check_answers().map_err(fail_late(&serving, config))?;
-    Ok(serving)
-}
-
-fn fail_late(serving: &Serving, config: &MountConfig) -> impl FnOnce(io::Error) -> MountError {
-    move |source| {
+    if let Err(source) = serving.check_answers() {
         serving.abandon();
-        MountError::Session { place: config.mountpoint.clone(), source }
+        return Err(MountError::session(&config.mountpoint, &source));
     }
+    Ok(serving)
 }
 
 impl Serving {
@@ -104,6 +101,16 @@ impl Serving {
     pub fn listen_to_signals(&self) -> Result<()> {
         let sender = self.sender.clone();
         signals::spawn(move |signal| sender.send(Event::Signal(signal)).is_ok())
+    }
+
+    /// What the control socket calls to end the mount: polite while it is mounted; once it is
+    /// detached, files that are still open are given up. Returns at once.
+    pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
+        let sender = self.sender.clone();
+        move || {
+            // The main thread may have ended already.
+            let _ = sender.send(Event::Shutdown);
+        }
     }
 
     /// Takes the mount away after a failure during start-up.
@@ -127,18 +134,19 @@ impl Serving {
         let mut asked = false;
         // `self` holds a sender, so the channel never closes.
         while let Ok(event) = self.events.recv() {
-            let signal = match event {
+            let (reason, forced) = match event {
                 Event::Ended(result) => return self.ended(result),
-                Event::Signal(signal) => signal,
+                Event::Signal(signal) => (signal.name(), std::mem::replace(&mut asked, true)),
+                Event::Shutdown => ("asked to stop", !self.mount.is_mounted()),
             };
-            if std::mem::replace(&mut asked, true) {
-                log::warn!("{}: detaching, open files are lost", signal.name());
+            if forced {
+                log::warn!("{reason}: giving up the files that are still open");
                 progress(Progress::Stopping);
                 return self.force();
             }
             match self.mount.unmount(How::Politely) {
                 Outcome::Gone => progress(Progress::Stopping),
-                outcome => progress(Progress::Busy(self.busy_line(signal, &outcome))),
+                outcome => progress(Progress::Busy(self.busy_line(reason, &outcome))),
             }
         }
         End::Failed("the event channel closed".into())
@@ -162,21 +170,20 @@ impl Serving {
         loop {
             match self.events.recv_timeout(FORCED_END) {
                 Ok(Event::Ended(_)) => return End::Unmounted,
-                Ok(Event::Signal(_)) => continue,
+                Ok(Event::Signal(_) | Event::Shutdown) => continue,
                 Err(_) => return End::Forced,
             }
         }
     }
 
-    fn busy_line(&self, signal: Signal, outcome: &Outcome) -> String {
+    fn busy_line(&self, reason: &str, outcome: &Outcome) -> String {
         let place = self.mount.mountpoint().display();
         if let Outcome::Failed(words) = outcome {
-            return format!("{}: {place} cannot be unmounted: {words}; serving on", signal.name());
+            return format!("{reason}: {place} cannot be unmounted: {words}; serving on");
         }
         let users = holders::find(self.mount.id(), self.mount.device(), self.mount.mountpoint());
         format!(
-            "{}: {place} is busy, held by {}; serving on (a second signal detaches it)",
-            signal.name(),
+            "{reason}: {place} is busy, held by {}; serving on (a second signal detaches it)",
             holders::describe(&users)
         )
     }

@@ -1,0 +1,223 @@
+//! Getting SOURCE for oneself (layer 9): no two mounts share a file's blocks.
+//!
+//! The registry tells who is there and says it in words; the flock on SOURCE also keeps out those
+//! the registry cannot show (other users). Invariant: `Prepared` was opened after the last
+//! conflict had gone, so its descriptors are never those of a dying mount.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+
+use super::registry::{self, Claim, Entry, Turn};
+use super::source::Source;
+use super::target;
+use crate::cli::failure::{Failure, Outcome};
+use crate::clock;
+use crate::config::Config;
+use crate::control;
+use crate::fuse::mountinfo;
+
+/// A daemon that was killed needs a moment to be gone.
+const DYING: Duration = Duration::from_millis(500);
+/// One whose mount was taken away from outside may have to finish its last requests.
+const LINGERING: Duration = Duration::from_secs(5);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Everything that is settled before the mount.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The open source.
+    pub source: Source,
+    /// The canonical mountpoint.
+    pub mountpoint: PathBuf,
+    /// Our entry among the live mounts.
+    pub claim: Claim,
+}
+
+struct Conflict {
+    failure: Failure,
+    patience: Duration,
+    /// A daemon whose mount was taken away from outside, but that still serves open files.
+    lingering: Option<Entry>,
+}
+
+impl From<Failure> for Conflict {
+    fn from(failure: Failure) -> Conflict {
+        Conflict { failure, patience: Duration::ZERO, lingering: None }
+    }
+}
+
+/// Opens, checks and claims SOURCE and MOUNTPOINT.
+pub fn prepare(config: &Config) -> Outcome<Prepared> {
+    let start = clock::now();
+    let mut asked = false;
+    loop {
+        match attempt(config) {
+            Ok(prepared) => return Ok(prepared),
+            Err(conflict) if clock::now().saturating_sub(start) >= conflict.patience => {
+                return Err(conflict.failure);
+            }
+            Err(conflict) => {
+                if let Some(entry) = conflict.lingering.filter(|_| !asked) {
+                    asked = true;
+                    ask_to_stop(&entry);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// The mount is gone for everybody but those who had files open: the daemon gives them up.
+fn ask_to_stop(entry: &Entry) {
+    let Some(device) = entry.device else { return };
+    if control::client::shutdown(device, entry.uid).is_err() {
+        log::debug!("pid {}: does not answer", entry.pid);
+    }
+}
+
+fn attempt(config: &Config) -> Result<Prepared, Conflict> {
+    let source = Source::open(&config.mount.source)?;
+    let mountpoint = target::check(&config.mount.mountpoint, &source)?;
+    target::check_own_files(&config.daemon, &mountpoint)?;
+    let read_only = config.mount.read_only;
+    let turn = Turn::take(config.mount.allow_other)?;
+    let locked = source.try_lock(read_only)?;
+    let result = conflict(&source, &mountpoint, read_only, locked);
+    if let Some(conflict) = result {
+        if locked {
+            let _ = rustix::fs::flock(&source.lock, FlockOperation::Unlock);
+        }
+        return Err(conflict);
+    }
+    let claim = turn.claim(Entry {
+        schema: 1,
+        pid: std::process::id(),
+        uid: rustix::process::geteuid().as_raw(),
+        source: source.path.as_path().into(),
+        source_device: source.device,
+        source_inode: source.inode,
+        mountpoint: mountpoint.as_path().into(),
+        device: None,
+        read_only,
+    })?;
+    Ok(Prepared { source, mountpoint, claim })
+}
+
+fn conflict(
+    source: &Source,
+    mountpoint: &Path,
+    read_only: bool,
+    locked: bool,
+) -> Option<Conflict> {
+    let found = registry::live().into_iter().find_map(|entry| {
+        let failure = overlap(&entry, source, read_only)
+            .or_else(|| taken(&entry, mountpoint))
+            .map(|words| words.into_failure(&entry))?;
+        Some(with_patience(&entry, failure))
+    });
+    if found.is_some() {
+        return found;
+    }
+    let place = source.path.display();
+    if !locked {
+        let holder = match source.lock_holder() {
+            Some(pid) => format!("process {pid} holds it ({})", command(pid)),
+            None => "another process holds it".to_owned(),
+        };
+        let hint = format!("{holder}; unmount it there first");
+        return Some(Conflict {
+            failure: Failure::new("SOURCE is in use", place, hint),
+            patience: DYING,
+            lingering: None,
+        });
+    }
+    let table = mountinfo::read().unwrap_or_default();
+    let entry = mountinfo::holding(&table, &source.path).filter(|entry| entry.is_ours())?;
+    let hint = format!(
+        "mount {} itself, or unmount: bcachefs-fuse umount {}",
+        entry.source.to_string_lossy(),
+        entry.mountpoint.display()
+    );
+    let failure = Failure::new("SOURCE lies in a mount of bcachefs-fuse", place, hint);
+    Some(Conflict { failure, patience: DYING, lingering: None })
+}
+
+/// What is wrong, and where; the hint follows from the other mount.
+struct Words {
+    what: &'static str,
+    place: PathBuf,
+}
+
+impl Words {
+    fn into_failure(self, entry: &Entry) -> Failure {
+        let mountpoint = entry.mountpoint();
+        let hint = format!(
+            "pid {} shows {} on {}; first: bcachefs-fuse umount {}",
+            entry.pid,
+            entry.source().display(),
+            mountpoint.display(),
+            mountpoint.display()
+        );
+        Failure::new(self.what, self.place.display(), hint)
+    }
+}
+
+fn overlap(entry: &Entry, source: &Source, read_only: bool) -> Option<Words> {
+    let (theirs, shown_on) = (entry.source(), entry.mountpoint());
+    let words = |what| Some(Words { what, place: source.path.clone() });
+    if source.path == shown_on {
+        return words("SOURCE is a mount of bcachefs-fuse");
+    }
+    if source.path.starts_with(&shown_on) {
+        return words("SOURCE lies in a mount of bcachefs-fuse");
+    }
+    if read_only && entry.read_only {
+        return None;
+    }
+    let identity = (entry.source_device, entry.source_inode);
+    if theirs == source.path || identity == (source.device, source.inode) {
+        return words("SOURCE is mounted already");
+    }
+    if source.path.starts_with(&theirs) || has_ancestor(&source.path, identity) {
+        return words("SOURCE lies inside a mounted source");
+    }
+    if theirs.starts_with(&source.path) {
+        return words("SOURCE lies around a mounted source");
+    }
+    None
+}
+
+/// Whether a directory above `path` is that one, whatever name a bind mount gave it.
+fn has_ancestor(path: &Path, (device, inode): (u64, u64)) -> bool {
+    path.ancestors().skip(1).any(|ancestor| {
+        ancestor.metadata().is_ok_and(|meta| (meta.dev(), meta.ino()) == (device, inode))
+    })
+}
+
+fn taken(entry: &Entry, mountpoint: &Path) -> Option<Words> {
+    let shown_on = entry.mountpoint();
+    (shown_on == mountpoint && entry.is_mounted())
+        .then_some(Words { what: "MOUNTPOINT is a mount of bcachefs-fuse", place: shown_on })
+}
+
+fn with_patience(entry: &Entry, failure: Failure) -> Conflict {
+    if entry.is_mounted() {
+        return Conflict { failure, patience: DYING, lingering: None };
+    }
+    let hint = format!(
+        "pid {} still serves files that were open when {} was unmounted; close them",
+        entry.pid,
+        entry.mountpoint().display()
+    );
+    let failure = Failure::new("SOURCE is still in use", entry.source().display(), hint);
+    Conflict { failure, patience: LINGERING, lingering: Some(entry.clone()) }
+}
+
+fn command(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
