@@ -11,10 +11,12 @@
 
 pub mod backing;
 pub mod cleanup;
+pub mod mapping;
 pub mod mount;
 pub mod paths;
 pub mod report;
 pub mod runner;
+pub mod second;
 pub mod tidy;
 pub mod tools;
 pub mod users;

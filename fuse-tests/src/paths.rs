@@ -104,9 +104,9 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Never walk into a mount that is still there: the runner unmounts it first.
-        if crate::cleanup::mounts_below(&self.path).is_empty() {
-            let _ = fs::remove_dir_all(&self.path);
+        let left = crate::cleanup::sweep(&self.path);
+        if !left.is_empty() && !std::thread::panicking() {
+            panic!("left behind: {}", left.join(", "));
         }
     }
 }

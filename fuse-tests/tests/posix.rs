@@ -1,0 +1,193 @@
+//! The external suites: pjdfstest and fsx on our mount, their cases reported one by one.
+//!
+//! `FUSE_TESTS_POSIX=ext4,xfs,btrfs` chooses the filesystems below the source (`make posix-all`),
+//! `FUSE_TESTS_FSX=100000` the operations of fsx (`make fsx`).
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use fuse_tests::report::{self, Outcome};
+use fuse_tests::tools::{run, try_run};
+use fuse_tests::{Backing, Mount, paths};
+
+const PJDFSTEST: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utime_now = {}
+utimensat = {}
+
+[settings]
+naptime = 0.02
+
+[dummy_auth]
+entries = [["tests", "tests"], ["pjdfstest", "pjdfstest"]]
+"#;
+
+const FSX: &str = "
+flen = 1048576
+
+[weights]
+close_open = 1
+read = 10
+write = 10
+mapread = 10
+mapwrite = 10
+invalidate = 1
+truncate = 5
+fsync = 1
+fdatasync = 1
+posix_fallocate = 2
+punch_hole = 5
+sendfile = 2
+posix_fadvise = 1
+copy_file_range = 3
+";
+
+/// One case as pjdfstest prints it: name, result, and the indented lines that follow it.
+#[derive(Debug, PartialEq, Eq)]
+struct Printed {
+    name: String,
+    outcome: Outcome,
+    note: String,
+}
+
+fn parse(text: &str) -> Vec<Printed> {
+    let mut cases: Vec<Printed> = Vec::new();
+    for line in text.lines() {
+        let outcome = match line.rsplit(' ').next() {
+            Some("ok") => Some(Outcome::Pass),
+            Some("skipped") => Some(Outcome::Skip),
+            Some("FAILED") => Some(Outcome::Fail),
+            _ => None,
+        };
+        let name = line.split(' ').next().unwrap_or_default();
+        match (outcome, cases.last_mut()) {
+            (Some(outcome), _) if name.contains("::") => {
+                cases.push(Printed { name: name.into(), outcome, note: String::new() });
+            }
+            (_, Some(last)) if line.starts_with('\t') => {
+                last.note.push_str(line.trim());
+                last.note.push(' ');
+            }
+            _ => {}
+        }
+    }
+    cases
+}
+
+#[test]
+fn the_output_of_pjdfstest_is_understood() {
+    let text = "a::b        ok\nc::d   skipped\n\tnot here\ne::f   FAILED\n\tassert\nBacktrace:\n\
+                \nSummary: 1 failed, 1 skipped, 1 passed, 0 expected failures, 3 total\n";
+    let cases = parse(text);
+    let outcomes: Vec<_> = cases.iter().map(|case| case.outcome).collect();
+    assert_eq!(outcomes, [Outcome::Pass, Outcome::Skip, Outcome::Fail]);
+    assert_eq!((cases[1].note.trim(), cases[2].name.as_str()), ("not here", "e::f"));
+}
+
+#[test]
+fn pjdfstest() {
+    if !report::have_fuse() || !report::have_root("pjdfstest changes users") {
+        return;
+    }
+    let chosen = env::var("FUSE_TESTS_POSIX").unwrap_or_else(|_| "ext4".into());
+    let mut failed = 0;
+    for word in chosen.split(',') {
+        let backing = Backing::parse(word).unwrap_or_else(|| panic!("FUSE_TESTS_POSIX: {word}"));
+        failed += pjdfstest_over(backing);
+    }
+    assert_eq!(failed, 0, "cases of pjdfstest failed");
+}
+
+fn pjdfstest_over(backing: Backing) -> usize {
+    let builder = Mount::builder("pjdfstest").backing(backing).limit(Duration::from_secs(300));
+    let mount = builder.start().expect("fuse and root were asked for");
+    let config = mount.scratch().join("pjdfstest.toml");
+    fs::write(&config, PJDFSTEST).unwrap();
+    // Links and renames into another filesystem must say EXDEV.
+    let other = mount.scratch().join("other");
+    fs::create_dir(&other).unwrap();
+    let other = other.to_str().unwrap();
+    let args = ["-c", config.to_str().unwrap(), "-s", other, "-p", mount.path().to_str().unwrap()];
+    let output = try_run(paths::tool("pjdfstest"), &args);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let cases = parse(&text);
+    let mut failed = 0;
+    for case in &cases {
+        let name = format!("pjdfstest-{}::{}", backing.name(), case.name);
+        report::case(case.outcome, &name, case.note.trim());
+        failed += usize::from(case.outcome == Outcome::Fail);
+    }
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(cases.len() > 380, "only {} cases: {text}{error}", cases.len());
+    assert_eq!(output.status.success(), failed == 0, "{text}{error}");
+    failed
+}
+
+/// fsx checks every byte it reads against what it wrote; each thousand operations is a case.
+fn fsx(mount: &Mount, seed: u32, operations: u32) {
+    let config = mount.scratch().join("fsx.toml");
+    fs::write(&config, FSX).unwrap();
+    let file = mount.at(format!("fsx-{seed}"));
+    let (seed, count) = (seed.to_string(), operations.to_string());
+    let artifacts = mount.scratch().to_str().unwrap();
+    let words = ["-N", &count, "-S", &seed, "-P", artifacts, "-f", config.to_str().unwrap()];
+    let args = [&words[..], &[file.to_str().unwrap()]].concat();
+    let output = try_run(paths::tool("fsx"), &args);
+    let name = format!("fsx-{}::seed-{seed}-{count}", mount.line().fstype);
+    let good = output.status.success();
+    let tail = last_lines(&output.stderr) + &last_lines(&output.stdout);
+    report::case(if good { Outcome::Pass } else { Outcome::Fail }, &name, &tail);
+    assert!(good, "fsx -S {seed} -N {count}:\n{tail}");
+}
+
+fn last_lines(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}
+
+fn operations() -> u32 {
+    let asked = env::var("FUSE_TESTS_FSX").ok().map(|n| n.parse().expect("FUSE_TESTS_FSX"));
+    asked.unwrap_or(4000)
+}
+
+#[test]
+fn fsx_finds_no_mismatch() {
+    let builder = Mount::builder("fsx").limit(Duration::from_secs(1800));
+    let Some(mount) = builder.start() else { return };
+    let each = operations() / 2;
+    for seed in [7, 11] {
+        fsx(&mount, seed, each);
+    }
+}
+
+#[test]
+fn fsx_finds_no_mismatch_with_a_tiny_cache_and_small_blocks() {
+    let builder = Mount::builder("fsx-small").limit(Duration::from_secs(1800));
+    let builder = builder.option("cache=64K").option("bypass=16K").option("block-size=512");
+    let Some(mount) = builder.start() else { return };
+    fsx(&mount, 13, operations() / 2);
+}
+
+#[test]
+fn fsx_finds_no_mismatch_around_the_cache() {
+    let builder = Mount::builder("fsx-around").limit(Duration::from_secs(1800));
+    let Some(mount) = builder.option("cache-mode=writearound").start() else { return };
+    fsx(&mount, 17, operations() / 4);
+}
+
+#[test]
+fn a_program_runs_from_the_mount() {
+    let Some(mount) = Mount::builder("exec").start() else { return };
+    let program = mount.at("true");
+    fs::copy("/bin/true", &program).unwrap();
+    run(&program, &[] as &[&str]);
+    let open = fs::File::options().write(true).open(Path::new(&program)).unwrap();
+    let busy = std::process::Command::new(&program).status().unwrap_err();
+    assert_eq!(busy.raw_os_error(), Some(libc::ETXTBSY));
+    drop(open);
+}
