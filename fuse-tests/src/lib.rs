@@ -10,11 +10,13 @@
 //! remove what a killed test left.
 
 pub mod backing;
+pub mod bench;
 pub mod cleanup;
 pub mod mount;
 pub mod paths;
 pub mod report;
 pub mod runner;
+pub mod slow;
 pub mod tidy;
 pub mod tools;
 pub mod users;
