@@ -87,7 +87,7 @@ impl Mount {
     /// What `stat --json` says (ours only).
     pub fn stat(&self) -> Res<Stat> {
         let said = run(Command::new(product()?).args(["stat", "--json"]).arg(&self.mountpoint))?;
-        Ok(Stat(serde_json::from_str(&said).map_err(|e| format!("stat --json: {e}: {said}"))?))
+        Stat::parse(&said)
     }
 
     /// Kilobytes of the daemon's memory that are resident.
@@ -148,10 +148,18 @@ impl Drop for Mount {
     }
 }
 
-/// One answer of `stat --json`.
-pub struct Stat(pub Value);
+/// The counters in one answer of `stat --json`.
+pub struct Stat(Value);
 
 impl Stat {
+    /// Of the text that was printed.
+    pub fn parse(said: &str) -> Res<Stat> {
+        let mut all: Value =
+            serde_json::from_str(said).map_err(|e| format!("stat --json: {e}: {said}"))?;
+        let snapshot = all["snapshot"].take();
+        Ok(Stat(if snapshot.is_null() { all } else { snapshot }))
+    }
+
     /// A counter of the whole mount.
     pub fn total(&self, name: &str) -> Res<u64> {
         let total = &self.0["total"];
