@@ -8,6 +8,7 @@ pub mod duel;
 pub mod fio;
 pub mod lines;
 pub mod report;
+pub mod zfs;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
