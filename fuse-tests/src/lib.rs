@@ -10,6 +10,7 @@
 //! remove what a killed test left.
 
 pub mod backing;
+pub mod bench;
 pub mod cleanup;
 pub mod mapping;
 pub mod mount;
@@ -17,6 +18,7 @@ pub mod paths;
 pub mod report;
 pub mod runner;
 pub mod second;
+pub mod slow;
 pub mod tidy;
 pub mod tools;
 pub mod users;

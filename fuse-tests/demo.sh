@@ -1,0 +1,136 @@
+#!/bin/sh
+# make demo: what the cache is for, in a few seconds, on three small images. Ordinary user or
+# root; everything happens in one directory below target/, which is gone at the end.
+# Environment: BCACHEFS_FUSE (the binary), CARGO, CARGO_TARGET_DIR.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+PATH=$PATH:/usr/sbin:/sbin
+target=${CARGO_TARGET_DIR:-target}
+bin=${BCACHEFS_FUSE:-$target/release/bcachefs-fuse}
+size=16777216
+
+[ -x "$bin" ] || { echo "demo: $bin is not built: run make demo" >&2; exit 1; }
+command -v mkfs.ext4 >/dev/null || { echo "demo: mkfs.ext4 is missing (e2fsprogs)" >&2; exit 1; }
+[ -r /dev/fuse ] && [ -w /dev/fuse ] ||
+    { echo "demo: no access to /dev/fuse: run bcachefs-fuse doctor" >&2; exit 1; }
+${CARGO:-cargo} build -q --release -p fuse-tests --bin interleave || exit 1
+bin=$(realpath "$bin")
+reader=$(realpath "$target/release/interleave")
+export BCACHEFS_FUSE="$bin"
+
+dir=$(mktemp -d "$(realpath "$target")/demo.XXXXXX") || exit 1
+src=$dir/images mnt=$dir/mnt
+failed=0
+began=$(date +%s)
+
+mounted() { grep -qF " $mnt " /proc/self/mountinfo; }
+
+# Every way out ends here: the mount first, then the directory.
+clean() {
+    trap - EXIT
+    if mounted; then
+        "$bin" umount "$mnt" >/dev/null 2>&1 || fusermount3 -uz "$mnt" 2>/dev/null ||
+            umount -l "$mnt"
+    fi
+    rm -rf "$dir"
+}
+trap clean EXIT
+trap 'exit 130' INT TERM HUP
+
+# The command as one would type it; the paths are those of this run, shortened.
+typed() { printf '\n$ %s\n' "$*"; }
+# verdict CONDITION MEASURED
+verdict() {
+    if [ "$1" = 0 ]; then word=ok; else word=FAILED failed=1; fi
+    printf '  %s: %s\n' "$2" "$word"
+}
+field() { printf '%s\n' "$2" | sed -n "s/.*$1=\([0-9]*\).*/\1/p"; }
+
+start() { # OPTIONS, "" for none
+    typed "bcachefs-fuse mount ${1:+-o $1 }images mnt"
+    if [ -n "$1" ]; then "$bin" mount -o "$1" "$src" "$mnt"; else "$bin" mount "$src" "$mnt"; fi
+    code=$?
+    [ $code = 0 ] && mounted
+    ok=$?
+    verdict $ok "$(find "$mnt" -name '*.img' -size +0 | wc -l) images in mnt"
+    [ $ok = 0 ] || exit 1
+}
+stop() {
+    typed "bcachefs-fuse umount mnt"
+    before=$(date +%s%N)
+    "$bin" umount "$mnt"
+    code=$?
+    ms=$((($(date +%s%N) - before) / 1000000))
+    ! mounted && [ $code = 0 ]
+    verdict $? "unmounted in $ms ms"
+}
+# Reads twice; sets $first and $second.
+twice() {
+    typed "for n in 1 2; do read 4 KiB of a.img, of b.img, of c.img, of a.img, ...; done"
+    first=$("$reader" "$mnt" $size a.img b.img c.img) || exit 1
+    second=$("$reader" "$mnt" $size a.img b.img c.img) || exit 1
+}
+
+echo "Three disks of a raidz are read in turn. The first act shows what FreeBSD's loader made of"
+echo "that before 2011, when its cache was emptied each time another disk was read."
+
+mkdir -p "$src" "$mnt" "$dir/tree"
+head -c 18874368 /dev/urandom >"$dir/tree/kernel"
+typed "for i in a b c; do mkfs.ext4 -d tree images/\$i.img 64M; done"
+ok=0
+for i in a b c; do
+    truncate -s 64M "$src/$i.img" && mkfs.ext4 -q -F -d "$dir/tree" "$src/$i.img" || ok=1
+done
+verdict $ok "$(du -sm "$src" | cut -f1) MiB on disk"
+
+start unit_flush,readahead=0
+twice
+[ "$(field hits "$second")" = 0 ]
+verdict $? "second round: $(field hits "$second") hits, $(field disk "$second") blocks from disk"
+slow=$(field ms "$second")
+stop
+
+start ""
+twice
+[ "$(field disk "$second")" = 0 ] && [ "$(field hits "$second")" = "$(field requests "$second")" ]
+verdict $? "second round: $(field hits "$second") hits, $(field disk "$second") blocks from disk"
+echo "  $(field ms "$second") ms instead of $slow ms"
+typed "bcachefs-fuse stat mnt"
+said=$("$bin" stat "$mnt" | grep -E 'ops.*bypasses.*hits.*misses' | tail -n 1)
+[ -n "$said" ]
+verdict $? "$said"
+stop
+
+typed "e2fsck -fn images/a.img   # and b, c"
+ok=0
+for i in a b c; do
+    e2fsck -fn "$src/$i.img" >/dev/null 2>&1 || ok=1
+done
+verdict $ok "3 images checked"
+
+typed "findmnt; losetup -a; pgrep -f mnt   # what is left of it"
+mounts=$(grep -cF "$dir" /proc/self/mountinfo)
+loops=$(cat /sys/block/loop*/loop/backing_file 2>/dev/null | grep -cF "$dir")
+# A daemon that is ending may live for a moment longer than its mount.
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    processes=$(grep -ls "demo[.]${dir##*demo.}" /proc/[0-9]*/cmdline | wc -l)
+    [ "$processes" = 0 ] && break
+    sleep 0.1
+done
+[ "$mounts$loops$processes" = 000 ]
+verdict $? "$mounts mounts, $loops loop devices, $processes processes"
+
+clean
+seconds=$(($(date +%s) - began))
+echo
+[ ! -e "$dir" ] && [ $seconds -le 20 ]
+verdict $? "$seconds s in all, nothing left"
+
+cat <<END
+
+For images of your own:
+  $bin mount /srv/images /mnt/images
+  $bin stat /mnt/images
+  $bin umount /mnt/images
+END
+exit $failed
