@@ -183,6 +183,17 @@ impl Cache {
         plan
     }
 
+    /// Admission of a write by the same rule, in streams of its own; counts nothing.
+    pub fn plan_write(
+        &self,
+        dev: &CacheDevice,
+        offset: u64,
+        len: u64,
+        tunables: &Tunables,
+    ) -> Verdict {
+        dev.write_streams.lock().plan(offset, len, u64::MAX, 1 << self.shift, tunables).verdict
+    }
+
     /// The fast path, all or nothing: if every block is resident and not older than `expire_ms`
     /// (0: never too old), copies them, counts and promotes them; else false, nothing counted.
     pub fn try_read(

@@ -12,6 +12,7 @@ pub mod errors;
 pub mod explain;
 pub mod format;
 pub mod live;
+mod of_fs;
 pub mod prometheus;
 pub mod proto;
 pub mod server;

@@ -9,3 +9,5 @@ pub mod mount;
 pub mod mountinfo;
 pub mod session;
 pub mod signals;
+
+pub use adapter::Adapter;

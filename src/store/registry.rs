@@ -118,6 +118,7 @@ impl Registry {
             cache.retire(device.cached());
         } else {
             let cached = device.cached().clone();
+            cached.rest();
             self.known.put(*identity, Known { cached, stamp, path });
             if self.known.len() > KNOWN_MAX.get()
                 && let Some((_, oldest)) = self.known.pop_lru()

@@ -1,0 +1,43 @@
+//! A mounted `Fs` as the control socket sees it.
+
+use std::path::Path;
+
+use super::Mounted;
+use crate::config::{CacheMode, Tunables};
+use crate::error::Result;
+use crate::fs::Fs;
+use crate::stats::{BlockInfo, Snapshot};
+
+impl Mounted for Fs {
+    fn snapshot(&self, unit: Option<u32>) -> Snapshot {
+        self.store().snapshot(unit)
+    }
+
+    fn resolve(&self, below: &Path) -> Result<Option<u32>> {
+        self.unit_of(below)
+    }
+
+    fn blocks(&self, unit: Option<u32>) -> Vec<BlockInfo> {
+        self.store().blocks(unit)
+    }
+
+    fn tunables(&self) -> &Tunables {
+        self.store().tunables()
+    }
+
+    fn set_cache_mode(&self, mode: CacheMode) {
+        self.store().set_cache_mode(mode);
+    }
+
+    fn start_trace(&self, file: &Path) -> Result<()> {
+        self.store().start_trace(file)
+    }
+
+    fn stop_trace(&self) {
+        self.store().stop_trace();
+    }
+
+    fn open_files(&self) -> usize {
+        self.store().open_count()
+    }
+}
