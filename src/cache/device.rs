@@ -24,6 +24,8 @@ pub struct CacheDevice {
     /// One past the highest block ever inserted or in flight.
     pub(super) top: AtomicU64,
     pub(super) streams: Mutex<Streams>,
+    /// Streams of writes, under the same rule.
+    pub(super) write_streams: Mutex<Streams>,
     /// Some after `retire`: what was folded into the retired totals so far.
     folded: Mutex<Option<Counters>>,
     totals: Arc<DeviceStats>,
@@ -33,6 +35,12 @@ impl CacheDevice {
     /// Blocks of this device in the cache.
     pub fn resident_blocks(&self) -> u64 {
         self.resident.load(Relaxed)
+    }
+
+    /// Nobody has it open: its streams are over.
+    pub fn rest(&self) {
+        *self.streams.lock() = Streams::default();
+        *self.write_streams.lock() = Streams::default();
     }
 
     pub(super) fn count_inserted(&self, new: bool) {
@@ -112,6 +120,7 @@ impl Devices {
             resident: AtomicU64::new(0),
             top: AtomicU64::new(0),
             streams: Mutex::new(Streams::default()),
+            write_streams: Mutex::new(Streams::default()),
             folded: Mutex::new(None),
             totals: Arc::clone(&self.totals),
         });

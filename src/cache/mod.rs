@@ -36,6 +36,7 @@ use crate::clock;
 use crate::config::Tunables;
 use crate::error::Result;
 use crate::stats::{BlockInfo, Counters};
+use crate::sys::AlignedBuf;
 use crate::units::{DeviceId, Extent};
 use device::{Devices, Gone};
 use fill::Purpose;
@@ -183,6 +184,17 @@ impl Cache {
         plan
     }
 
+    /// Admission of a write by the same rule, in streams of its own; counts nothing.
+    pub fn plan_write(
+        &self,
+        dev: &CacheDevice,
+        offset: u64,
+        len: u64,
+        tunables: &Tunables,
+    ) -> Verdict {
+        dev.write_streams.lock().admit(offset, len, tunables)
+    }
+
     /// The fast path, all or nothing: if every block is resident and not older than `expire_ms`
     /// (0: never too old), copies them, counts and promotes them; else false, nothing counted.
     pub fn try_read(
@@ -255,7 +267,7 @@ impl Cache {
             return;
         }
         let offset = span.first << self.shift;
-        let mut scratch = fill::buffer((span.blocks() << self.shift) as usize);
+        let mut scratch = AlignedBuf::new((span.blocks() << self.shift) as usize);
         // The worker has nobody to tell.
         let _ = self.fill(dev, offset, &mut scratch, 0, source, Purpose::Ahead);
     }
