@@ -109,29 +109,29 @@ impl Streams {
         tunables: &Tunables,
     ) -> Plan {
         let cutoff = limit(tunables.sequential_cutoff());
-        let (before, at) = self.add(offset, len);
-        let Some(entry) = at else {
-            // One or two requests: a position only a single huge request could give.
-            let verdict = verdict(len, before.end - before.start, cutoff, tunables);
-            return Plan { verdict, readahead: None };
-        };
-        let stream = self.established[entry].stream;
-        let verdict = verdict(len, stream.end - stream.start, cutoff, tunables);
+        let (before, stream, entry) = self.add(offset, len);
+        let verdict = verdict(len, stream.end - stream.start, tunables);
         let most = tunables.readahead();
-        let advanced = stream.end > before.end;
-        let readahead = (verdict == Verdict::Insert && most > 0 && advanced)
-            .then(|| self.established[entry].readahead(len, most, block_size))
-            .flatten()
-            .and_then(|(from, to)| {
+        let wanted = verdict == Verdict::Insert && most > 0 && stream.end > before;
+        let entry = entry.filter(|_| wanted).and_then(|i| self.established.get_mut(i));
+        let readahead = entry.and_then(|entry| entry.readahead(len, most, block_size)).and_then(
+            |(from, to)| {
                 let to = to.min(size).min(stream.start.saturating_add(cutoff));
                 (from < to).then(|| Extent { offset: from, len: to - from })
-            });
+            },
+        );
         Plan { verdict, readahead }
     }
 
-    /// Finds or makes the request's stream: as it was before (new ones: as it is now), and its
-    /// place among the established.
-    fn add(&mut self, offset: u64, len: u64) -> (Stream, Option<usize>) {
+    /// Adds one request; its verdict.
+    pub(super) fn admit(&mut self, offset: u64, len: u64, tunables: &Tunables) -> Verdict {
+        let (_, stream, _) = self.add(offset, len);
+        verdict(len, stream.end - stream.start, tunables)
+    }
+
+    /// Finds or makes the request's stream: its end before, the stream now, and its place if it
+    /// is established.
+    fn add(&mut self, offset: u64, len: u64) -> (u64, Stream, Option<usize>) {
         self.tick += 1;
         let nearest = self
             .established
@@ -141,9 +141,9 @@ impl Streams {
             .min_by_key(|(i, _)| self.established[*i].stream.end.abs_diff(offset));
         if let Some((i, stream)) = nearest {
             let entry = &mut self.established[i];
-            let before = std::mem::replace(&mut entry.stream, stream);
+            let before = std::mem::replace(&mut entry.stream, stream).end;
             entry.used = self.tick;
-            return (before, Some(i));
+            return (before, stream, Some(i));
         }
         let known = self
             .probation
@@ -152,12 +152,12 @@ impl Streams {
             .find_map(|(i, stream)| Some((i, stream.with(offset, len)?)));
         match known {
             Some((i, stream)) if stream.requests > 2 => {
-                let before = self.probation.swap_remove(i);
-                (before, Some(self.establish(stream)))
+                let before = self.probation.swap_remove(i).end;
+                (before, stream, Some(self.establish(stream)))
             }
             Some((i, stream)) => {
                 self.probation[i] = stream;
-                (stream, None)
+                (offset, stream, None)
             }
             None => {
                 let end = offset.saturating_add(len);
@@ -168,7 +168,7 @@ impl Streams {
                     self.probation[self.oldest] = stream;
                     self.oldest = (self.oldest + 1) % PROBATION;
                 }
-                (stream, None)
+                (offset, stream, None)
             }
         }
     }
@@ -217,10 +217,10 @@ fn limit(bytes: u64) -> u64 {
     if bytes == 0 { u64::MAX } else { bytes }
 }
 
-fn verdict(len: u64, position: u64, cutoff: u64, tunables: &Tunables) -> Verdict {
+fn verdict(len: u64, position: u64, tunables: &Tunables) -> Verdict {
     if len > limit(tunables.bypass()) {
         Verdict::Large
-    } else if position > cutoff {
+    } else if position > limit(tunables.sequential_cutoff()) {
         Verdict::Stream
     } else {
         Verdict::Insert

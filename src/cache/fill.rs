@@ -18,15 +18,11 @@ use super::shard::Key;
 use super::{Cache, Fetch, Span, Verdict};
 use crate::clock;
 use crate::error::Result;
+use crate::sys::AlignedBuf;
 
 /// Two runs of a request that is not inserted become one read if at most this many bytes of
 /// resident blocks lie between them. Closing gaps keeps C1: fewer misses never read more.
 const GAP_BYTES: u64 = 64 << 10;
-
-/// A zeroed buffer for a fetch.
-pub(super) fn buffer(len: usize) -> Vec<u8> {
-    vec![0; len]
-}
 
 /// Why a fill happens.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,7 +40,7 @@ struct Run {
     flight: Arc<Flight>,
     end: u64,
     /// The bytes, where they do not lie in the request's own buffer.
-    own: Option<Vec<u8>>,
+    own: Option<AlignedBuf>,
     failure: Option<Failure>,
 }
 
@@ -166,7 +162,7 @@ impl Cache {
         if let Some(target) = inside(span, run, out) {
             return self.fetch(dev, run.0, target, source);
         }
-        let mut own = buffer(((run.1 - run.0) << self.shift) as usize);
+        let mut own = AlignedBuf::new(((run.1 - run.0) << self.shift) as usize);
         self.fetch(dev, run.0, &mut own, source)?;
         copy_out(span, run, &own, out);
         Ok(())
@@ -251,7 +247,7 @@ impl Fill<'_> {
             let result = match inside(self.span, (first, end), self.out) {
                 Some(target) => self.cache.fetch(self.dev, first, target, source),
                 None => {
-                    let mut own = buffer(((end - first) << self.span.shift) as usize);
+                    let mut own = AlignedBuf::new(((end - first) << self.span.shift) as usize);
                     let result = self.cache.fetch(self.dev, first, &mut own, source);
                     if result.is_ok() {
                         copy_out(self.span, (first, end), &own, self.out);
@@ -335,11 +331,14 @@ impl Fill<'_> {
                     first.get_or_insert_with(|| failure.clone());
                     Err(failure)
                 }
-                _ if !run.flight.has_waiters() => Ok(Vec::new()),
+                _ if !run.flight.has_waiters() => Ok(AlignedBuf::new(0)),
                 (None, Some(own)) => Ok(own),
                 (None, None) => {
                     let at = self.span.piece(run.flight.first).out;
-                    Ok(self.out[at..][..(blocks << self.span.shift) as usize].to_vec())
+                    let mut kept = AlignedBuf::new((blocks << self.span.shift) as usize);
+                    let len = kept.len();
+                    kept.copy_from_slice(&self.out[at..][..len]);
+                    Ok(kept)
                 }
             };
             run.flight.land(Landed { blocks, result });

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Kind};
+use crate::sys::AlignedBuf;
 
 /// Why a flight failed, for each of its readers.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ pub(super) struct Landed {
     /// Blocks of the run.
     pub(super) blocks: u64,
     /// Its bytes, empty if nobody waited.
-    pub(super) result: Result<Vec<u8>, Failure>,
+    pub(super) result: Result<AlignedBuf, Failure>,
 }
 
 /// One run in the air.

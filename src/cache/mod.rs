@@ -36,6 +36,7 @@ use crate::clock;
 use crate::config::Tunables;
 use crate::error::Result;
 use crate::stats::{BlockInfo, Counters};
+use crate::sys::AlignedBuf;
 use crate::units::{DeviceId, Extent};
 use device::{Devices, Gone};
 use fill::Purpose;
@@ -191,7 +192,7 @@ impl Cache {
         len: u64,
         tunables: &Tunables,
     ) -> Verdict {
-        dev.write_streams.lock().plan(offset, len, u64::MAX, 1 << self.shift, tunables).verdict
+        dev.write_streams.lock().admit(offset, len, tunables)
     }
 
     /// The fast path, all or nothing: if every block is resident and not older than `expire_ms`
@@ -266,7 +267,7 @@ impl Cache {
             return;
         }
         let offset = span.first << self.shift;
-        let mut scratch = fill::buffer((span.blocks() << self.shift) as usize);
+        let mut scratch = AlignedBuf::new((span.blocks() << self.shift) as usize);
         // The worker has nobody to tell.
         let _ = self.fill(dev, offset, &mut scratch, 0, source, Purpose::Ahead);
     }
