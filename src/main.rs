@@ -1,3 +1,5 @@
-//! The `bcachefs-fuse` command.
+//! The `bcachefs-fuse` command; also mount(8)'s helpers, by its name.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    bcachefs_fuse::cli::main()
+}

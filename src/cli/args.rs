@@ -171,6 +171,9 @@ pub struct TraceArgs {
 pub struct DoctorArgs {
     /// A directory one would like to mount
     pub source: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The options of the table as they were typed, `--long` and `-o` in one order.

@@ -82,3 +82,88 @@ pub const COMPLETIONS: &str = "\
 Examples:
   bcachefs-fuse completions bash > /etc/bash_completion.d/bcachefs-fuse
   bcachefs-fuse completions zsh > /usr/share/zsh/site-functions/_bcachefs-fuse";
+
+/// Behind the option list of the manual page.
+pub const STANDARD_WORDS: &str = "\
+Behind -o the words of mount(8) are understood too: defaults, rw, ro, [no]suid, [no]dev, [no]exec,
+[no]atime, relatime, strictatime, lazytime, [no]diratime, sync, async, dirsync, auto, noauto, user,
+nouser, users, owner, group, nofail, _netdev, comment=, context=, x-*, X-*, remount, and what the
+kernel prints for a FUSE mount. Any other word is an error.";
+
+/// FILES of the manual page, in roff.
+pub const MAN_FILES: &str = r"
+.TP
+.I /run/bcachefs\-fuse/MAJ\-MIN.sock
+The control socket of root's mounts, named after the mount's device number.
+.TP
+.I $XDG_RUNTIME_DIR/bcachefs\-fuse/, /tmp/bcachefs\-fuse\-UID/
+The same for other users; the second where there is no $XDG_RUNTIME_DIR, and with allow_other.
+.TP
+.I /sbin/mount.fuse.bcachefs\-fuse, /sbin/umount.fuse.bcachefs\-fuse
+The helpers of
+.BR mount (8).
+.TP
+.I /etc/fuse.conf
+user_allow_other there lets users other than root say allow_other.
+.PP
+.B stat
+and
+.B list
+answer whoever may enter the mount: with allow_other everybody, else the user who mounted it, and
+root. They name every file that was read.
+.BR set ,
+.B trace
+and
+.B umount
+are for the user who mounted it and for root.";
+
+/// EXIT STATUS of the manual page, in roff.
+pub const MAN_EXIT: &str = r"
+.TP
+.B 0
+Well.
+.TP
+.B 1
+It failed; one line on standard error says what, where, and what to do.
+.TP
+.B 2
+The command line is wrong.
+.TP
+.B 32
+It failed as a helper of
+.BR mount (8).";
+
+/// ENVIRONMENT of the manual page, in roff.
+pub const MAN_ENVIRONMENT: &str = r"
+.TP
+.B XDG_RUNTIME_DIR
+Where the control sockets of an ordinary user lie.
+.TP
+.B RUST_LOG
+What \fBmount \-f\fR logs: error, warn, info, debug, trace.
+.TP
+.B NOTIFY_SOCKET
+\fBmount \-f\fR tells systemd when it is mounted.";
+
+/// EXAMPLES of the manual page, in roff.
+pub const MAN_EXAMPLES: &str = r"
+.nf
+bcachefs\-fuse mount /srv/images /mnt/images
+bcachefs\-fuse stat \-\-watch 2 /mnt/images
+bcachefs\-fuse set /mnt/images cache_mode=writearound
+bcachefs\-fuse umount /mnt/images
+.fi
+.PP
+A line of
+.IR /etc/fstab :
+.PP
+.nf
+/srv/images  /mnt/images  fuse.bcachefs\-fuse  cache=1G,nofail  0 0
+.fi";
+
+/// SEE ALSO of the manual page, in roff.
+pub const MAN_SEE_ALSO: &str = r"
+.BR mount (8),
+.BR fusermount3 (1),
+.BR fstab (5),
+.BR findmnt (8)";

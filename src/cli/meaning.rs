@@ -201,7 +201,8 @@ mod tests {
         for (list, line) in [
             (
                 "cache=1M,bypass=512K",
-                "cache too small: cache=1M: 4 x bypass (2M) is the least; raise cache or lower bypass",
+                "cache too small: cache=1M: 4 x bypass (2M) is the least; \
+                 raise cache or lower bypass",
             ),
             ("block-size=3000", "bad value: block_size=3000: give a power of two from 512 to 1M"),
             ("block-size=2M", "bad value: block_size=2M: give a power of two from 512 to 1M"),
@@ -211,7 +212,8 @@ mod tests {
             ("threads=0", "bad value: threads=0: give a whole number from 1 to 256"),
             (
                 "bypass=0",
-                "bad value: bypass=0: one block (4K) is the least; cache_mode=none turns the cache off",
+                "bad value: bypass=0: one block (4K) is the least; \
+                 cache_mode=none turns the cache off",
             ),
             (
                 "cache=16M,block-size=1M,bypass=1M",
@@ -219,7 +221,8 @@ mod tests {
             ),
             (
                 "cache-mode=writeback",
-                "bad value: cache_mode=writeback: it comes in a later version; give writethrough, writearound or none",
+                "bad value: cache_mode=writeback: it comes in a later version; \
+                 give writethrough, writearound or none",
             ),
             (
                 "cache-mode=fast",

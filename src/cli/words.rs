@@ -6,10 +6,10 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use rustix::mount::MountFlags;
-
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::options::{self, OPTIONS, OptionSpec};
+
+const UNKNOWN: &str = "unknown option";
 
 /// Words that say something to mount(8) or to the kernel, and nothing to us.
 const IGNORED: &[&str] = &[
@@ -116,6 +116,14 @@ impl Words {
         split(list).into_iter().try_for_each(|word| self.add_word(&word))
     }
 
+    /// The same, but leaves out what nobody knows: mount(8)'s -s.
+    pub fn add_list_sloppily(&mut self, list: &OsStr) -> Outcome<()> {
+        split(list).into_iter().try_for_each(|word| match self.add_word(&word) {
+            Err(failure) if failure.line.starts_with(UNKNOWN) => Ok(()),
+            other => other,
+        })
+    }
+
     fn add_word(&mut self, word: &OsStr) -> Outcome<()> {
         let bytes = word.as_bytes();
         let equals = bytes.iter().position(|&byte| byte == b'=');
@@ -156,29 +164,6 @@ impl Words {
         self.flags.extend(sets.iter());
         true
     }
-
-    /// The flags as mount(2) takes them, `ro` included.
-    pub fn kernel_flags(&self) -> MountFlags {
-        let mut flags = MountFlags::empty();
-        flags.set(MountFlags::RDONLY, self.read_only == Some(true));
-        for word in &self.flags {
-            flags |= match *word {
-                "nosuid" => MountFlags::NOSUID,
-                "nodev" => MountFlags::NODEV,
-                "noexec" => MountFlags::NOEXEC,
-                "sync" => MountFlags::SYNCHRONOUS,
-                "dirsync" => MountFlags::DIRSYNC,
-                "noatime" => MountFlags::NOATIME,
-                "nodiratime" => MountFlags::NODIRATIME,
-                "relatime" => MountFlags::RELATIME,
-                "strictatime" => MountFlags::STRICTATIME,
-                "lazytime" => MountFlags::LAZYTIME,
-                "nosymfollow" => MountFlags::NOSYMFOLLOW,
-                _ => MountFlags::empty(),
-            };
-        }
-        flags
-    }
 }
 
 fn unknown(word: &OsStr, name: &str) -> Failure {
@@ -191,7 +176,7 @@ fn unknown(word: &OsStr, name: &str) -> Failure {
         .chain(IGNORED_VALUES.iter().copied())
         .chain(["rw", "remount"]);
     let nearest = options::nearest(name, known).unwrap_or("cache");
-    Failure::usage("unknown option", word.display(), format!("did you mean {nearest}?"))
+    Failure::usage(UNKNOWN, word.display(), format!("did you mean {nearest}?"))
 }
 
 /// Splits at commas; `\,` and `"a,b"` do not separate, as in mount(8) and libfuse.
@@ -255,8 +240,7 @@ mod tests {
         assert_eq!(words("user=ann,dev").unwrap().flags, ["nosuid", "noexec"]);
         assert_eq!(words("noatime,relatime").unwrap().flags, ["relatime"]);
         assert_eq!(words("ro,rw").unwrap().read_only, Some(false));
-        let flags = words("remount,ro,nosuid").unwrap().kernel_flags();
-        assert_eq!(flags, MountFlags::RDONLY | MountFlags::NOSUID);
+        assert!(words("remount,ro").unwrap().remount);
     }
 
     #[test]

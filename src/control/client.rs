@@ -99,17 +99,6 @@ impl Client {
         }
     }
 
-    /// Waits until the daemon closes the connection, which it does when it ends.
-    pub fn wait_closed(mut self, timeout: Duration) -> bool {
-        self.set_timeout(Some(timeout));
-        let mut line = Vec::new();
-        match self.stream.read_until(b'\n', &mut line) {
-            Ok(0) => true,
-            Ok(_) => false,
-            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
-        }
-    }
-
     /// An answer of the wrong kind.
     pub fn strange(&self, why: &str) -> Refusal {
         let place = self.path.display().to_string();

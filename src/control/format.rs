@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::control::explain;
-use crate::control::proto::{LoggedError, MountFacts, StatReply};
+use crate::control::proto::{LoggedError, StatReply};
 use crate::stats::{BlockInfo, Counters};
 use crate::units::format_size;
 
@@ -144,31 +144,8 @@ pub fn errors(errors: &[LoggedError], now_ms: u64) -> String {
     text
 }
 
-/// The table of `list`.
-pub fn mounts(mounts: &[(MountFacts, bool)]) -> String {
-    let rows = mounts
-        .iter()
-        .map(|(facts, attached)| {
-            vec![
-                facts.mountpoint.to_string(),
-                facts.source.to_string(),
-                facts.device.clone(),
-                facts.pid.to_string(),
-                facts.uid.to_string(),
-                span(facts.uptime_ms / 1000),
-                match (attached, facts.read_only) {
-                    (false, _) => "not mounted here".to_string(),
-                    (true, true) => "ro".to_string(),
-                    (true, false) => "rw".to_string(),
-                },
-            ]
-        })
-        .collect();
-    table(&["mountpoint", "source", "device", "pid", "uid", "since", "state"], rows, 3..6)
-}
-
 /// "45s", "12m", "3h", "4d".
-fn span(seconds: u64) -> String {
+pub fn span(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds}s"),
         120..=7199 => format!("{}m", seconds / 60),
@@ -180,7 +157,7 @@ fn span(seconds: u64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::control::proto::Name;
+    use crate::control::proto::{MountFacts, Name};
     use crate::stats::{DeviceSnapshot, Snapshot};
 
     pub(crate) fn sample() -> StatReply {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::config::{CacheMode, Config, StoreConfig};
+use crate::config::{CacheMode, Config, StoreConfig, Tunables};
 use crate::control::Mounted;
 use crate::control::proto::Refusal;
 use crate::units::{format_duration, format_size, parse_duration, parse_size};
@@ -105,9 +105,8 @@ fn exact(bytes: u64) -> String {
 }
 
 /// Every option's present value by name, as a user would type it.
-pub fn values(mounted: &dyn Mounted, config: &Config) -> Vec<(String, String)> {
+pub fn values(config: &Config, tunables: &Tunables) -> Vec<(String, String)> {
     let (mount, store, daemon) = (&config.mount, &config.store, &config.daemon);
-    let tunables = mounted.tunables();
     let yes = |on: bool| if on { "yes" } else { "no" }.to_string();
     let path = |path: &Option<std::path::PathBuf>| {
         path.as_ref().map_or_else(|| "none".to_string(), |path| path.display().to_string())

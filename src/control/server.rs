@@ -259,7 +259,8 @@ impl Connection {
             }
             Ask::Errors => Reply::Errors { errors: errors::recent() },
             Ask::Settings => {
-                Reply::Settings { values: live::values(&*mounted, &self.shared.info.config) }
+                let values = live::values(&self.shared.info.config, mounted.tunables());
+                Reply::Settings { values }
             }
             Ask::Set { assignments } => {
                 live::set(&*mounted, &self.shared.info.config, &assignments)?;
