@@ -5,9 +5,11 @@
 //! its result, or exactly one line that says what, where, and what to do.
 
 pub mod args;
+pub mod doctor;
 pub mod failure;
 pub mod help;
 pub mod meaning;
 pub mod memory;
 pub mod options;
+pub mod run;
 pub mod words;
