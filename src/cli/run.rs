@@ -22,7 +22,7 @@ use crate::control::errors;
 use crate::control::server::{self, MountInfo, ServerHandle};
 use crate::error::{Error, Kind};
 use crate::fs::Fs;
-use crate::fuse::Adapter;
+use crate::fuse::adapter::Adapter;
 use crate::fuse::daemon::{self, Answer, Started, Starter};
 use crate::fuse::session::{self, End, Progress, Serving};
 use crate::fuse::signals;

@@ -153,13 +153,13 @@ impl Serving {
     }
 
     fn ended(&self, result: io::Result<()>) -> End {
+        // An aborted connection (umount -f, a broken session) leaves a dead mount: nobody wants it.
+        if self.mount.device().is_some() && self.mount.is_mounted() {
+            self.mount.unmount(How::Detach);
+        }
         match result {
             Ok(()) => End::Unmounted,
-            Err(error) => {
-                // The connection is closed with the threads: whoever comes by gets an error.
-                self.mount.unmount(How::Detach);
-                End::Failed(error.to_string())
-            }
+            Err(error) => End::Failed(error.to_string()),
         }
     }
 

@@ -12,7 +12,7 @@ use rustix::fs::FlockOperation;
 
 use super::registry::{self, Claim, Entry, Turn};
 use super::source::Source;
-use super::target;
+use super::{stale, target};
 use crate::cli::failure::{Failure, Outcome};
 use crate::clock;
 use crate::config::Config;
@@ -80,8 +80,10 @@ fn ask_to_stop(entry: &Entry) {
 }
 
 fn attempt(config: &Config) -> Result<Prepared, Conflict> {
-    let source = Source::open(&config.mount.source)?;
-    let mountpoint = target::check(&config.mount.mountpoint, &source)?;
+    let source = Source::open(&config.mount.source)
+        .map_err(|failure| dying(failure, &config.mount.source))?;
+    let mountpoint = target::check(&config.mount.mountpoint, &source)
+        .map_err(|failure| dying(failure, &config.mount.mountpoint))?;
     target::check_own_files(&config.daemon, &mountpoint)?;
     let read_only = config.mount.read_only;
     let turn = Turn::take(config.mount.allow_other)?;
@@ -107,12 +109,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
     Ok(Prepared { source, mountpoint, claim })
 }
 
-fn conflict(
-    source: &Source,
-    mountpoint: &Path,
-    read_only: bool,
-    locked: bool,
-) -> Option<Conflict> {
+fn conflict(source: &Source, mountpoint: &Path, read_only: bool, locked: bool) -> Option<Conflict> {
     let found = registry::live().into_iter().find_map(|entry| {
         let failure = overlap(&entry, source, read_only)
             .or_else(|| taken(&entry, mountpoint))

@@ -43,9 +43,7 @@ impl From<&PathText> for PathBuf {
     fn from(text: &PathText) -> PathBuf {
         match text {
             PathText::Text(text) => PathBuf::from(text),
-            PathText::Bytes(bytes) => {
-                PathBuf::from(std::ffi::OsString::from_vec(bytes.clone()))
-            }
+            PathText::Bytes(bytes) => PathBuf::from(std::ffi::OsString::from_vec(bytes.clone())),
         }
     }
 }
@@ -143,9 +141,8 @@ fn read(path: &Path) -> Option<Entry> {
         }
         return None;
     }
-    let entry: Entry = serde_json::from_reader(&file).ok().filter(|entry: &Entry| {
-        entry.uid == owner
-    })?;
+    let entry: Entry =
+        serde_json::from_reader(&file).ok().filter(|entry: &Entry| entry.uid == owner)?;
     let trusted = owner == 0 || owner == rustix::process::geteuid().as_raw();
     (trusted || (entry.device.is_some() && entry.is_mounted())).then_some(entry)
 }

@@ -40,7 +40,8 @@ pub fn clear(path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn is_dead(path: &Path) -> bool {
+/// Whether the daemon behind `path` is gone.
+pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::stat(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
