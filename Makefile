@@ -77,9 +77,9 @@ install: ## binary, mount helpers, man page, completions, unit example (PREFIX, 
 	install -Dm755 $(BIN) $(BINDIR)/bcachefs-fuse
 	install -d $(SBIN)
 	for name in $(HELPERS); do ln -sfn $(PREFIX)/bin/bcachefs-fuse $(SBIN)/$$name; done
-	install -d $(SHARE)/man/man8 $(SHARE)/bash-completion/completions \
+	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
 	    $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
-	$(BIN) man > $(SHARE)/man/man8/bcachefs-fuse.8
+	$(BIN) man > $(SHARE)/man/man1/bcachefs-fuse.1
 	$(BIN) completions bash > $(SHARE)/bash-completion/completions/bcachefs-fuse
 	$(BIN) completions zsh > $(SHARE)/zsh/site-functions/_bcachefs-fuse
 	$(BIN) completions fish > $(SHARE)/fish/vendor_completions.d/bcachefs-fuse.fish
@@ -88,7 +88,7 @@ install: ## binary, mount helpers, man page, completions, unit example (PREFIX, 
 
 uninstall: ## removes what install put there
 	rm -f $(BINDIR)/bcachefs-fuse $(addprefix $(SBIN)/,$(HELPERS))
-	rm -f $(SHARE)/man/man8/bcachefs-fuse.8
+	rm -f $(SHARE)/man/man1/bcachefs-fuse.1
 	rm -f $(SHARE)/bash-completion/completions/bcachefs-fuse
 	rm -f $(SHARE)/zsh/site-functions/_bcachefs-fuse
 	rm -f $(SHARE)/fish/vendor_completions.d/bcachefs-fuse.fish

@@ -110,3 +110,35 @@ impl Drop for Scratch {
         }
     }
 }
+
+/// A short name for a long path, where a socket's address (108 bytes) must hold it: a symbolic
+/// link in the system's temporary directory, removed when dropped.
+#[derive(Debug)]
+pub struct ShortPath {
+    link: PathBuf,
+}
+
+/// Beginning of the names of such links; the process id follows.
+pub const SHORT: &str = "bft-";
+
+impl ShortPath {
+    /// A link to `path`.
+    pub fn new(path: &Path) -> ShortPath {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        let link = env::temp_dir().join(format!("{SHORT}{}-{number}", std::process::id()));
+        std::os::unix::fs::symlink(path, &link).expect("symlink");
+        ShortPath { link }
+    }
+
+    /// The short name.
+    pub fn path(&self) -> &Path {
+        &self.link
+    }
+}
+
+impl Drop for ShortPath {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.link);
+    }
+}

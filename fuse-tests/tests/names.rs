@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use fuse_tests::paths::ShortPath;
 use fuse_tests::{Backing, Mount, drop_caches, report, run, run_as, users};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -226,7 +227,9 @@ fn special_files_of_every_type() {
     };
     make("null", "c", ["1", "3"]);
     make("block", "b", ["7", "200"]);
-    let socket = std::os::unix::net::UnixListener::bind(mount.at("sock")).unwrap();
+    let short = ShortPath::new(mount.path());
+    let short_name = short.path().join("sock");
+    let socket = std::os::unix::net::UnixListener::bind(&short_name).unwrap();
     drop_caches();
     assert!(mount.at("fifo").metadata().unwrap().file_type().is_fifo());
     let null = mount.at("null").metadata().unwrap();
@@ -236,7 +239,7 @@ fn special_files_of_every_type() {
     assert!(block.file_type().is_block_device());
     assert_eq!(block.rdev(), rustix::fs::makedev(7, 200));
     assert!(mount.at("sock").metadata().unwrap().file_type().is_socket());
-    let peer = std::os::unix::net::UnixStream::connect(mount.at("sock")).unwrap();
+    let peer = std::os::unix::net::UnixStream::connect(&short_name).unwrap();
     drop((peer, socket));
     fs::write(mount.at("null"), "into nothing").unwrap();
     assert_eq!(fs::read(mount.at("null")).unwrap(), b"");

@@ -115,12 +115,22 @@ fn give_up(error: &str) -> u8 {
 pub fn sweep_dead() -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(paths::scratch_base()).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.rsplit('-').nth(1).and_then(|pid| pid.parse::<u32>().ok());
-        let alive = pid.is_some_and(|pid| fs::exists(format!("/proc/{pid}")).unwrap_or(true));
-        if !alive {
+        if is_dead(&entry.file_name().to_string_lossy()) {
             found.extend(cleanup::sweep(&entry.path()));
         }
     }
+    for entry in fs::read_dir(env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let ours = name.starts_with(paths::SHORT) && entry.path().is_symlink();
+        if ours && is_dead(&name) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
     found
+}
+
+/// Whether the process in a name NAME-PID-NUMBER is gone.
+fn is_dead(name: &str) -> bool {
+    let pid = name.rsplit('-').nth(1).and_then(|pid| pid.parse::<u32>().ok());
+    !pid.is_some_and(|pid| fs::exists(format!("/proc/{pid}")).unwrap_or(true))
 }
