@@ -23,14 +23,13 @@ const BUFFER: usize = 128 << 20;
 const FILE_SIZE: u64 = 64 << 30;
 const MAX_REQUEST: u32 = 1 << 20;
 const THREADS: usize = 16;
-const BACKGROUND: u16 = 64;
+const BACKGROUND: u16 = 128;
 
 /// Those of the mount's INIT flags that a read-only answerer can feel.
 const FLAGS: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
-    .union(InitFlags::FUSE_AUTO_INVAL_DATA)
-    .union(InitFlags::FUSE_MAX_PAGES);
+    .union(InitFlags::FUSE_CACHE_SYMLINKS);
 
 struct Null {
     buffer: Vec<u8>,
@@ -65,10 +64,10 @@ impl Filesystem for Null {
         let wanted = FLAGS & config.capabilities();
         config.add_capabilities(wanted).map_err(|_| unsupported("the INIT flags"))?;
         config.set_max_write(MAX_REQUEST).map_err(|_| unsupported("1 MiB requests"))?;
-        config.set_max_background(BACKGROUND).map_err(|_| unsupported("64 in background"))?;
+        config.set_max_background(BACKGROUND).map_err(|_| unsupported("128 in background"))?;
         config
             .set_congestion_threshold(BACKGROUND)
-            .map_err(|_| unsupported("a congestion threshold of 64"))?;
+            .map_err(|_| unsupported("a congestion threshold of 128"))?;
         Ok(())
     }
 
