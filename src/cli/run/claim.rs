@@ -109,6 +109,12 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
     Ok(Prepared { source, mountpoint, claim })
 }
 
+/// The daemon of a mount on `path` may have died while we looked at it.
+fn dying(failure: Failure, path: &Path) -> Conflict {
+    let patience = if stale::is_dead(path) { DYING } else { Duration::ZERO };
+    Conflict { failure, patience, lingering: None }
+}
+
 fn conflict(source: &Source, mountpoint: &Path, read_only: bool, locked: bool) -> Option<Conflict> {
     let found = registry::live().into_iter().find_map(|entry| {
         let failure = overlap(&entry, source, read_only)
