@@ -57,7 +57,7 @@ struct Stream {
 impl Stream {
     /// The stream with this request added, if it belongs here.
     fn with(&self, offset: u64, len: u64) -> Option<Stream> {
-        let slack = len.saturating_mul(REORDER).min(REORDER_BYTES);
+        let slack = slack(len);
         if offset > self.end.saturating_add(slack) || offset.saturating_add(slack) < self.end {
             return None;
         }
@@ -94,6 +94,9 @@ struct Established {
 pub(super) struct Streams {
     established: Vec<Established>,
     probation: Vec<Stream>,
+    /// Of each stream on probation, `mark` of its end: most requests are near none of 256, and
+    /// comparing these takes a few vector instructions.
+    marks: Vec<u32>,
     oldest: usize,
     tick: u64,
 }
@@ -145,18 +148,15 @@ impl Streams {
             entry.used = self.tick;
             return (before, stream, Some(i));
         }
-        let known = self
-            .probation
-            .iter()
-            .enumerate()
-            .find_map(|(i, stream)| Some((i, stream.with(offset, len)?)));
-        match known {
+        match self.on_probation(offset, len) {
             Some((i, stream)) if stream.requests > 2 => {
                 let before = self.probation.swap_remove(i).end;
+                self.marks.swap_remove(i);
                 (before, stream, Some(self.establish(stream)))
             }
             Some((i, stream)) => {
                 self.probation[i] = stream;
+                self.marks[i] = mark(stream.end);
                 (offset, stream, None)
             }
             None => {
@@ -164,13 +164,35 @@ impl Streams {
                 let stream = Stream { start: offset, end, bytes: len, requests: 1, straight: 0 };
                 if self.probation.len() < PROBATION {
                     self.probation.push(stream);
+                    self.marks.push(mark(end));
                 } else {
                     self.probation[self.oldest] = stream;
+                    self.marks[self.oldest] = mark(end);
                     self.oldest = (self.oldest + 1) % PROBATION;
                 }
                 (offset, stream, None)
             }
         }
+    }
+
+    /// The first stream on probation the request belongs to, with it added.
+    fn on_probation(&self, offset: u64, len: u64) -> Option<(usize, Stream)> {
+        let slack = slack(len);
+        let low = mark(offset.saturating_sub(slack));
+        let width = mark(offset.saturating_add(slack)).wrapping_sub(low);
+        let near = |mark: u32| mark.wrapping_sub(low) <= width;
+        for (i, marks) in self.marks.chunks(32).enumerate() {
+            // Without an early exit: this is what makes it a vector loop.
+            if !marks.iter().fold(false, |any, &mark| any | near(mark)) {
+                continue;
+            }
+            let mut streams = self.probation.iter().enumerate().skip(i * 32).take(32);
+            let found = streams.find_map(|(i, stream)| Some((i, stream.with(offset, len)?)));
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
     }
 
     fn establish(&mut self, stream: Stream) -> usize {
@@ -210,6 +232,16 @@ impl Established {
         self.ahead = to;
         Some((from.next_multiple_of(block_size), to))
     }
+}
+
+/// Bytes by which a request may be early or late.
+fn slack(len: u64) -> u64 {
+    len.saturating_mul(REORDER).min(REORDER_BYTES)
+}
+
+/// A byte offset in a few bits: enough to say that it is far from another.
+fn mark(offset: u64) -> u32 {
+    (offset >> 12) as u32
 }
 
 /// 0 switches a limit off, as it does in Linux bcache.
