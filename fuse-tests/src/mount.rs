@@ -280,6 +280,11 @@ impl Mount {
             self.force();
             panic!("{} stayed busy: {users}", self.path.display());
         }
+        self.ended()
+    }
+
+    /// The exit of a daemon whose mount the test took away by other means.
+    pub fn ended(&mut self) -> ExitStatus {
         let mut child = self.child.take().expect("a running daemon");
         let ended = wait_for(PATIENCE, || child.try_wait().expect("wait"));
         ended.unwrap_or_else(|| {

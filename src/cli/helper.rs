@@ -149,10 +149,12 @@ pub fn remount(source: &Path, mountpoint: &Path, words: &Words, rehearsal: bool)
     for (option, _) in &words.ours {
         let name = option.name;
         if name != "ro" && value(&wanted, name) != value(&present, name) {
-            let hint = format!(
-                "remount changes flags of mount(8) only; use: bcachefs-fuse set {} {name}=...",
-                place.mountpoint().display()
-            );
+            let at = place.mountpoint().display();
+            let hint = if option.live {
+                format!("use bcachefs-fuse set {at} {name}=...")
+            } else {
+                format!("unmount and mount with it; bcachefs-fuse set {at} lists what is live")
+            };
             let typed = format!("{name}={}", value(&wanted, name).unwrap_or_default());
             return Err(Failure::new("not changeable by remount", typed, hint));
         }

@@ -24,7 +24,8 @@ struct Json {
 struct Listed {
     #[serde(flatten)]
     facts: MountFacts,
-    /// rw, ro, detached (served, but not in this namespace's table), dead (no daemon).
+    /// rw, ro, detached (served, but not in this namespace's table), or unanswered (no daemon, or
+    /// its socket is out of reach).
     state: &'static str,
 }
 
@@ -40,7 +41,7 @@ pub fn run(args: &ListArgs) -> Outcome<()> {
     let rows = mounts
         .iter()
         .map(|Listed { facts, state }| {
-            let known = |text: String| if *state == "dead" { "-".to_string() } else { text };
+            let known = |text: String| if *state == "unanswered" { "-".to_string() } else { text };
             vec![
                 facts.mountpoint.to_string(),
                 facts.source.to_string(),
@@ -77,7 +78,7 @@ fn mounts() -> Outcome<Vec<Listed>> {
     for entry in table.iter().filter(|entry| entry.is_ours()) {
         let uid = owner(entry);
         if !answered.contains(&entry.device()) && (me == 0 || me == uid) {
-            mounts.push(Listed { facts: dead(entry, uid), state: "dead" });
+            mounts.push(Listed { facts: unanswered(entry, uid), state: "unanswered" });
         }
     }
     Ok(mounts)
@@ -87,7 +88,7 @@ fn has_word(options: &str, word: &str) -> bool {
     options.split(',').any(|option| option == word)
 }
 
-fn dead(entry: &MountEntry, uid: u32) -> MountFacts {
+fn unanswered(entry: &MountEntry, uid: u32) -> MountFacts {
     let (major, minor) = entry.device();
     MountFacts {
         mountpoint: Name::from(entry.mountpoint.as_path()),
