@@ -127,9 +127,11 @@ fn device() -> Check {
     let name = "/dev/fuse";
     match rustix::fs::open(name, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(_) => ok(name, "can be opened"),
-        Err(rustix::io::Errno::ACCESS) if Path::new(name).exists() && !mount::is_root() => {
-            ok(name, "is there (fusermount3 opens it for ordinary users)")
-        }
+        Err(errno @ rustix::io::Errno::ACCESS) => missing(
+            name,
+            mount::words_of(errno),
+            "chmod 666 /dev/fuse as root (udev does), or mount as root",
+        ),
         Err(errno) => missing(
             name,
             mount::words_of(errno),

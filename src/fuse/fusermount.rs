@@ -128,5 +128,7 @@ fn receive(socket: &OwnedFd) -> Option<OwnedFd> {
 fn first_line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-    line.trim().trim_start_matches("fusermount3: ").to_owned()
+    // It begins with its own name, as it was called.
+    let words = line.split_once("fusermount3: ").map_or(line, |(_, words)| words);
+    words.trim().to_owned()
 }

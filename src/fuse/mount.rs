@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -160,10 +160,13 @@ impl KernelMount {
         self.id
     }
 
-    /// Whether it is still somewhere in the table of mounts (moved mounts included).
+    /// Whether the kernel still shows it. A device number is reused as soon as its filesystem is
+    /// gone, so the mountpoint must be the same, too.
     pub fn is_mounted(&self) -> bool {
         match (self.device, mountinfo::read()) {
-            (Some(device), Ok(table)) => table.iter().any(|entry| entry.device() == device),
+            (Some(device), Ok(table)) => {
+                mountinfo::find_ours(&table, &self.mountpoint, device).is_some()
+            }
             _ => true,
         }
     }
@@ -171,16 +174,23 @@ impl KernelMount {
     /// Takes it off the mountpoint. Never touches a mount of another device there.
     pub fn unmount(&self, how: How) -> Outcome {
         if let (Some(device), Ok(table)) = (self.device, mountinfo::read()) {
-            let mut ours = table.iter().filter(|entry| entry.device() == device);
-            let Some(entry) = ours.next() else { return Outcome::Gone };
-            let mountpoint = entry.mountpoint.clone();
-            if mountinfo::top_at(&table, &mountpoint).map(|top| top.device()) != Some(device) {
+            let Some(entry) = mountinfo::find_ours(&table, &self.mountpoint, device) else {
+                return Outcome::Gone;
+            };
+            if mountinfo::top_at(&table, &self.mountpoint) != Some(entry) {
                 return Outcome::Busy;
             }
-            return unmount(&mountpoint, how);
         }
         unmount(&self.mountpoint, how)
     }
+}
+
+/// Whether the daemon behind `path` is gone. The kernel must ask it: attributes it still believes
+/// outlive a daemon by `attr_timeout`.
+pub fn is_dead(path: &Path) -> bool {
+    let flags = AtFlags::STATX_FORCE_SYNC;
+    let stat = rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS);
+    matches!(stat, Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Takes whatever is mounted on `mountpoint` off it.

@@ -22,6 +22,8 @@ pub struct MountEntry {
     pub major: u32,
     /// Device number of its files.
     pub minor: u32,
+    /// The directory of its filesystem that is mounted (not "/" for bind mounts and subvolumes).
+    pub root: PathBuf,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// Options of this mount (ro, nosuid, relatime, ...).
@@ -71,9 +73,28 @@ pub fn top_at<'a>(entries: &'a [MountEntry], mountpoint: &Path) -> Option<&'a Mo
     stack.rfind(|entry| !covered(entry.id))
 }
 
+/// The mount of ours with this device number on this directory, on top or covered.
+pub fn find_ours<'a>(
+    entries: &'a [MountEntry],
+    mountpoint: &Path,
+    device: (u32, u32),
+) -> Option<&'a MountEntry> {
+    entries
+        .iter()
+        .find(|entry| entry.is_ours() && entry.device() == device && entry.mountpoint == mountpoint)
+}
+
 /// The mount that holds `path` (which must be absolute and free of "." and "..").
 pub fn holding<'a>(entries: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     path.ancestors().find_map(|ancestor| top_at(entries, ancestor))
+}
+
+/// Where `path` lies inside its filesystem, whatever bind mounts lead there: device number and path.
+pub fn origin(entries: &[MountEntry], path: &Path) -> Option<((u32, u32), PathBuf)> {
+    let entry = holding(entries, path)?;
+    let below = path.strip_prefix(&entry.mountpoint).ok()?;
+    // No trailing slash where `below` is empty.
+    Some((entry.device(), entry.root.join(below).components().collect()))
 }
 
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
@@ -82,7 +103,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let parent = number(fields.next()?)?;
     let device = text(fields.next()?);
     let (major, minor) = device.split_once(':')?;
-    let _root = fields.next()?;
+    let root = PathBuf::from(unescape(fields.next()?));
     let mountpoint = PathBuf::from(unescape(fields.next()?));
     let options = text(fields.next()?);
     // Zero or more optional fields end with a lone hyphen.
@@ -92,6 +113,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
         parent,
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
+        root,
         mountpoint,
         options,
         fstype: unescape(fields.next()?).to_string_lossy().into_owned(),
@@ -136,12 +158,13 @@ mod tests {
         90 27 0:44 / /srv/a\\040b rw,nosuid - fuse.bcachefs-fuse /srv/x\\134y rw,user_id=0\n\
         91 90 0:45 / /srv/a\\040b ro - tmpfs tmpfs rw\n\
         broken line\n\
-        92 27 0:46 / /srv ro - fuse.sshfs \n";
+        92 27 0:46 / /srv ro - fuse.sshfs \n\
+        93 27 254:0 /var/lib /bind rw - ext4 /dev/vda rw\n";
 
     #[test]
     fn lines_are_parsed_and_unescaped() {
         let table = parse(TABLE);
-        assert_eq!(table.len(), 5);
+        assert_eq!(table.len(), 6);
         assert_eq!(table[1].fstype, "ext4");
         assert_eq!((table[1].device(), table[1].id, table[1].parent), ((254, 0), 27, 1));
         assert_eq!(table[2].mountpoint, Path::new("/srv/a b"));
@@ -156,6 +179,10 @@ mod tests {
         assert_eq!(top_at(&table, Path::new("/srv/q")), None);
         assert_eq!(holding(&table, Path::new("/srv/q/r")).map(|entry| entry.id), Some(92));
         assert_eq!(holding(&table, Path::new("/usr")).map(|entry| entry.id), Some(27));
+        let below = |path: &str| origin(&table, Path::new(path)).unwrap();
+        assert_eq!(below("/bind/x"), ((254, 0), "/var/lib/x".into()));
+        assert_eq!(below("/bind"), ((254, 0), "/var/lib".into()));
+        assert_eq!(below("/"), ((254, 0), "/".into()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use fuser::{Config as SessionConfig, Filesystem, Notifier, Session, SessionACL};
 
 use super::holders;
-use super::mount::{How, KernelMount, MountError, Outcome};
+use super::mount::{self, How, KernelMount, MountError, Outcome};
 use super::signals::{self, Signal};
 use crate::config::MountConfig;
 use crate::error::Result;
@@ -154,7 +154,8 @@ impl Serving {
 
     fn ended(&self, result: io::Result<()>) -> End {
         // An aborted connection (umount -f, a broken session) leaves a dead mount: nobody wants it.
-        if self.mount.device().is_some() && self.mount.is_mounted() {
+        // A live one there is a successor's, which may have our old device number by now.
+        if self.mount.is_mounted() && mount::is_dead(self.mount.mountpoint()) {
             self.mount.unmount(How::Detach);
         }
         match result {

@@ -4,7 +4,6 @@
 //! the registry cannot show (other users). Invariant: `Prepared` was opened after the last
 //! conflict had gone, so its descriptors are never those of a dying mount.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,12 +11,12 @@ use rustix::fs::FlockOperation;
 
 use super::registry::{self, Claim, Entry, Turn};
 use super::source::Source;
-use super::{stale, target};
+use super::target;
 use crate::cli::failure::{Failure, Outcome};
 use crate::clock;
 use crate::config::Config;
 use crate::control;
-use crate::fuse::mountinfo;
+use crate::fuse::{mount, mountinfo};
 
 /// A daemon that was killed needs a moment to be gone.
 const DYING: Duration = Duration::from_millis(500);
@@ -102,6 +101,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
         source: source.path.as_path().into(),
         source_device: source.device,
         source_inode: source.inode,
+        origin: origin(&source.path).map(|(device, path)| (device, path.as_path().into())),
         mountpoint: mountpoint.as_path().into(),
         device: None,
         read_only,
@@ -111,7 +111,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
 
 /// The daemon of a mount on `path` may have died while we looked at it.
 fn dying(failure: Failure, path: &Path) -> Conflict {
-    let patience = if stale::is_dead(path) { DYING } else { Duration::ZERO };
+    let patience = if mount::is_dead(path) { DYING } else { Duration::ZERO };
     Conflict { failure, patience, lingering: None }
 }
 
@@ -181,24 +181,31 @@ fn overlap(entry: &Entry, source: &Source, read_only: bool) -> Option<Words> {
     if read_only && entry.read_only {
         return None;
     }
+    let ours = origin(&source.path);
+    let origin = entry.origin.as_ref().map(|(device, path)| (*device, PathBuf::from(path)));
     let identity = (entry.source_device, entry.source_inode);
     if theirs == source.path || identity == (source.device, source.inode) {
         return words("SOURCE is mounted already");
     }
-    if source.path.starts_with(&theirs) || has_ancestor(&source.path, identity) {
+    if source.path.starts_with(&theirs) || is_below(&ours, &origin) {
         return words("SOURCE lies inside a mounted source");
     }
-    if theirs.starts_with(&source.path) {
+    if theirs.starts_with(&source.path) || is_below(&origin, &ours) {
         return words("SOURCE lies around a mounted source");
     }
     None
 }
 
-/// Whether a directory above `path` is that one, whatever name a bind mount gave it.
-fn has_ancestor(path: &Path, (device, inode): (u64, u64)) -> bool {
-    path.ancestors().skip(1).any(|ancestor| {
-        ancestor.metadata().is_ok_and(|meta| (meta.dev(), meta.ino()) == (device, inode))
-    })
+/// A directory by the device number and the path inside its filesystem.
+type Origin = Option<((u32, u32), PathBuf)>;
+
+fn is_below(inner: &Origin, outer: &Origin) -> bool {
+    let (Some((device, inner)), Some((other, outer))) = (inner, outer) else { return false };
+    device == other && inner.starts_with(outer)
+}
+
+fn origin(path: &Path) -> Origin {
+    mountinfo::origin(&mountinfo::read().ok()?, path)
 }
 
 fn taken(entry: &Entry, mountpoint: &Path) -> Option<Words> {

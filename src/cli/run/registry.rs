@@ -63,6 +63,9 @@ pub struct Entry {
     pub source_device: u64,
     /// st_ino of SOURCE as it was before the mount.
     pub source_inode: u64,
+    /// Where SOURCE lies inside its filesystem, as (major, minor), path: the same under every
+    /// bind mount.
+    pub origin: Option<((u32, u32), PathText)>,
     /// The canonical MOUNTPOINT.
     pub mountpoint: PathText,
     /// Device number of the mounted filesystem; none before it is mounted.
@@ -86,7 +89,7 @@ impl Entry {
     pub fn is_mounted(&self) -> bool {
         match (self.device, mountinfo::read()) {
             (Some(device), Ok(table)) => {
-                table.iter().any(|entry| entry.is_ours() && entry.device() == device)
+                mountinfo::find_ours(&table, &self.mountpoint(), device).is_some()
             }
             _ => true,
         }
@@ -244,6 +247,7 @@ mod tests {
             source: Path::new("/srv/a").into(),
             source_device: 1,
             source_inode: 2,
+            origin: Some(((8, 1), Path::new("/a").into())),
             mountpoint: PathText::from(Path::new(std::ffi::OsStr::from_bytes(b"/mnt/\xff"))),
             device: None,
             read_only: false,

@@ -3,8 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
-
 use crate::cli::failure::{Failure, Outcome};
 use crate::fuse::mount::{self, How, Outcome as Unmounted};
 use crate::fuse::mountinfo;
@@ -16,7 +14,7 @@ const MOST: usize = 16;
 /// another user made.
 pub fn clear(path: &Path) -> Outcome<()> {
     for _ in 0..MOST {
-        if !is_dead(path) {
+        if !mount::is_dead(path) {
             return Ok(());
         }
         let path = resolve(path);
@@ -38,11 +36,6 @@ pub fn clear(path: &Path) -> Outcome<()> {
         }
     }
     Ok(())
-}
-
-/// Whether the daemon behind `path` is gone.
-pub fn is_dead(path: &Path) -> bool {
-    matches!(rustix::fs::stat(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// The canonical path, although its last component cannot be looked at.
