@@ -72,6 +72,10 @@ impl Tally {
             file.details.push_str(&format!("{name}: skipped, not in allowed-skips.txt: {note}\n"));
             file.failed.push(name);
         }
+        let empty = file.passed + file.failed.len() + file.skipped.len() == 0;
+        if empty {
+            return;
+        }
         println!(
             "{:34} {:>6} {:>6} {:>7} {:>9.1}",
             file.name,

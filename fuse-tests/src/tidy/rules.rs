@@ -33,7 +33,7 @@ pub fn any_text(file: &Path, text: &str, add: &mut impl FnMut(usize, String)) {
         if narrow && line.chars().count() > LINE {
             add(number, format!("{} characters (at most {LINE})", line.chars().count()));
         }
-        if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
+        if let Some(word) = UNFINISHED.iter().find(|word| has_word(line, word)) {
             add(number, format!("unfinished: {word}"));
         }
         if let Some(path) = MACHINE.iter().find(|path| names_path(line, path)) {
