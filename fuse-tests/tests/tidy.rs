@@ -86,6 +86,7 @@ fn panics_are_caught() {
         "#[cfg(test)]\nmod tests {\n    fn f() {\n        g().unwrap();\n    }\n}\n",
     );
     clean("src/main.rs", "fn main() {\n    g().unwrap();\n}\n");
+    clean("src/fs/a.rs", "const A: NonZeroU8 = NonZeroU8::new(1).unwrap();\n");
     clean("src/fs/tests.rs", "fn f() {\n    g().unwrap();\n}\n");
     clean("fuse-tests/tests/a.rs", "fn f() {\n    g().unwrap();\n}\n");
 }

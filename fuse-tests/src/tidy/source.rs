@@ -58,7 +58,7 @@ pub fn find_words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usiz
     code.match_indices(word).map(|(at, _)| at).filter(move |at| {
         let before = code[..*at].chars().next_back().is_some_and(ident);
         let behind = code[at + word.len()..].chars().next().is_some_and(ident);
-        !(first && before) && !(last && behind)
+        !(first && before || last && behind)
     })
 }
 
