@@ -15,7 +15,7 @@ HELPERS := mount.fuse.bcachefs-fuse umount.fuse.bcachefs-fuse
 EXAMPLE := $(SHARE)/doc/bcachefs-fuse
 
 .DEFAULT_GOAL := help
-.PHONY: help build release check fmt test deps demo bench raidz posix-all fsx full \
+.PHONY: help build release check fmt test deps demo bench raidz fsx full \
         install uninstall clean need-cargo
 
 help: ## this list
@@ -48,16 +48,12 @@ deps: need-cargo ## what the tests need: packages (as root), pjdfstest, fsx, two
 test: deps ## all tests, mount tests and external suites too
 	@$(CARGO) run -q -p fuse-tests --bin run_tests -- --tools "$(TOOLS)"
 
-posix-all: deps ## pjdfstest also over xfs and btrfs
-	@FUSE_TESTS_POSIX=ext4,xfs,btrfs $(CARGO) run -q -p fuse-tests --bin run_tests -- \
-	    --tools "$(TOOLS)" --only posix
-
 fsx: deps ## fsx with 100,000 operations
 	@FUSE_TESTS_FSX=100000 $(CARGO) run -q -p fuse-tests --bin run_tests -- \
 	    --tools "$(TOOLS)" --only posix --filter fsx
 
 full: deps ## every test at its full size (200,000 files, 100,000 directories, ...)
-	@FUSE_TESTS_FULL=1 FUSE_TESTS_POSIX=ext4,xfs,btrfs FUSE_TESTS_FSX=100000 \
+	@FUSE_TESTS_FULL=1 FUSE_TESTS_FSX=100000 \
 	    $(CARGO) run -q -p fuse-tests --bin run_tests -- --tools "$(TOOLS)"
 
 demo: release ## what it does, in 20 seconds, on three small images
