@@ -67,7 +67,7 @@ raidz: release ## two raidz pools on our mount (needs zfs-fuse; as root)
 	@$(CARGO) run -q --release -p fuse-tests --bin raidz
 
 # Installs what `make release` built; builds it if it is missing, so that
-# `make && sudo make install` needs no cargo for root.
+# `make release && sudo make install` needs no cargo for root.
 install: ## binary, mount helpers, man page, completions, unit example (PREFIX, DESTDIR)
 	@test -x $(BIN) || $(MAKE) --no-print-directory release
 	install -Dm755 $(BIN) $(BINDIR)/bcachefs-fuse
@@ -80,7 +80,7 @@ install: ## binary, mount helpers, man page, completions, unit example (PREFIX, 
 	$(BIN) completions zsh > $(SHARE)/zsh/site-functions/_bcachefs-fuse
 	$(BIN) completions fish > $(SHARE)/fish/vendor_completions.d/bcachefs-fuse.fish
 	install -d $(EXAMPLE)
-	install -m644 packaging/*.service README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE $(EXAMPLE)
+	install -m644 packaging/* README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE $(EXAMPLE)
 
 uninstall: ## removes what install put there
 	rm -f $(BINDIR)/bcachefs-fuse $(addprefix $(SBIN)/,$(HELPERS))
