@@ -15,7 +15,7 @@ HELPERS := mount.fuse.bcachefs-fuse umount.fuse.bcachefs-fuse
 EXAMPLE := $(SHARE)/doc/bcachefs-fuse
 
 .DEFAULT_GOAL := help
-.PHONY: help build release check fmt test deps demo bench raidz posix-all fsx full \
+.PHONY: help build release check fmt test deps demo bench raidz fsx full \
         install uninstall clean need-cargo
 
 help: ## this list
@@ -48,16 +48,12 @@ deps: need-cargo ## what the tests need: packages (as root), pjdfstest, fsx, two
 test: deps ## all tests, mount tests and external suites too
 	@$(CARGO) run -q -p fuse-tests --bin run_tests -- --tools "$(TOOLS)"
 
-posix-all: deps ## pjdfstest also over xfs and btrfs
-	@FUSE_TESTS_POSIX=ext4,xfs,btrfs $(CARGO) run -q -p fuse-tests --bin run_tests -- \
-	    --tools "$(TOOLS)" --only posix
-
 fsx: deps ## fsx with 100,000 operations
 	@FUSE_TESTS_FSX=100000 $(CARGO) run -q -p fuse-tests --bin run_tests -- \
 	    --tools "$(TOOLS)" --only posix --filter fsx
 
 full: deps ## every test at its full size (200,000 files, 100,000 directories, ...)
-	@FUSE_TESTS_FULL=1 FUSE_TESTS_POSIX=ext4,xfs,btrfs FUSE_TESTS_FSX=100000 \
+	@FUSE_TESTS_FULL=1 FUSE_TESTS_FSX=100000 \
 	    $(CARGO) run -q -p fuse-tests --bin run_tests -- --tools "$(TOOLS)"
 
 demo: release ## what it does, in 20 seconds, on three small images
@@ -71,7 +67,7 @@ raidz: release ## two raidz pools on our mount (needs zfs-fuse; as root)
 	@$(CARGO) run -q --release -p fuse-tests --bin raidz
 
 # Installs what `make release` built; builds it if it is missing, so that
-# `make && sudo make install` needs no cargo for root.
+# `make release && sudo make install` needs no cargo for root.
 install: ## binary, mount helpers, man page, completions, unit example (PREFIX, DESTDIR)
 	@test -x $(BIN) || $(MAKE) --no-print-directory release
 	install -Dm755 $(BIN) $(BINDIR)/bcachefs-fuse
@@ -84,7 +80,7 @@ install: ## binary, mount helpers, man page, completions, unit example (PREFIX, 
 	$(BIN) completions zsh > $(SHARE)/zsh/site-functions/_bcachefs-fuse
 	$(BIN) completions fish > $(SHARE)/fish/vendor_completions.d/bcachefs-fuse.fish
 	install -d $(EXAMPLE)
-	install -m644 packaging/*.service README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE $(EXAMPLE)
+	install -m644 packaging/* README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE $(EXAMPLE)
 
 uninstall: ## removes what install put there
 	rm -f $(BINDIR)/bcachefs-fuse $(addprefix $(SBIN)/,$(HELPERS))

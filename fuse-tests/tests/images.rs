@@ -94,20 +94,19 @@ fn two_reads_of_48_mib_hit_at_the_defaults() {
     let len = 48usize << 20;
     write_synced(&mount.source_at("disk.img"), &pattern(8, len));
     drop_caches();
-    let file = File::options().read(true).custom_flags(libc::O_DIRECT);
-    let file = file.open(mount.at("disk.img")).unwrap();
-    let layout = std::alloc::Layout::from_size_align(128 << 10, 4096).unwrap();
-    // SAFETY: a fresh allocation of that layout, freed by nobody else.
-    let buffer =
-        unsafe { std::slice::from_raw_parts_mut(std::alloc::alloc_zeroed(layout), 128 << 10) };
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(libc::O_DIRECT).open(mount.at("disk.img")).unwrap();
+    const STEP: usize = 128 << 10;
+    let mut space = vec![0u8; STEP + 4096];
+    let start = space.as_ptr().align_offset(4096);
     let counters = || {
         let total = mount.stat_json("")["snapshot"]["total"].clone();
         [&total["hits"], &total["misses"]].map(|value| value.as_u64().unwrap())
     };
     let mut pass = || {
         let before = counters();
-        for at in (0..len).step_by(128 << 10) {
-            file.read_exact_at(buffer, at as u64).unwrap();
+        for at in (0..len).step_by(STEP) {
+            file.read_exact_at(&mut space[start..start + STEP], at as u64).unwrap();
         }
         let after = counters();
         [after[0] - before[0], after[1] - before[1]]

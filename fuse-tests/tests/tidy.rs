@@ -86,6 +86,8 @@ fn panics_are_caught() {
         "#[cfg(test)]\nmod tests {\n    fn f() {\n        g().unwrap();\n    }\n}\n",
     );
     clean("src/main.rs", "fn main() {\n    g().unwrap();\n}\n");
+    clean("src/fs/a.rs", "const A: NonZeroU8 = NonZeroU8::new(1).unwrap();\n");
+    clean("src/fs/tests.rs", "fn f() {\n    g().unwrap();\n}\n");
     clean("fuse-tests/tests/a.rs", "fn f() {\n    g().unwrap();\n}\n");
 }
 
@@ -94,6 +96,7 @@ fn unfinished_and_foreign_text_is_caught() {
     caught("src/fs/a.rs", concat!("// FIX", "ME later\n"), "1: unfinished");
     caught("src/fs/a.rs", concat!("// XX", "X\n"), "1: unfinished");
     caught("src/fs/a.rs", concat!("fn f() {\n    todo", "!()\n}\n"), "2: unfinished");
+    clean("fuse-tests/demo.sh", concat!("mktemp -d x.XX", "XXXX\n"));
     caught("README.md", "an m\u{2014}dash\n", "1: not ASCII");
     caught("Makefile", concat!("cp /wo", "rk/main/x .\n"), "1: a path of one machine");
     clean("README.md", concat!("Frame/wo", "rk/things\n"));

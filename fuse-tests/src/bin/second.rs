@@ -2,7 +2,7 @@
 //! waits until its standard input ends, and leaves.
 //!
 //! `second flock FILE`, `second posix FILE`: a lock that does not wait ("locked" or "busy");
-//! `second map-write FILE OFFSET TEXT`, `second map-read FILE OFFSET LEN`: through a shared mapping.
+//! `second map-write FILE OFFSET TEXT`, `second map-read FILE OFFSET LEN`: a shared mapping.
 
 use std::fs::File;
 use std::io::{Read, Write, stdin, stdout};

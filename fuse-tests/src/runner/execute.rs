@@ -40,7 +40,7 @@ pub fn program(program: &Program, options: &Options) -> FileResult {
     command.arg(format!("--test-threads={threads}")).args(&options.filter);
     command.current_dir(&program.directory);
     command.env("CARGO_MANIFEST_DIR", &program.directory);
-    command.env("FUSE_TESTS_REPORT", &report);
+    command.env("FUSE_TESTS_REPORT", &report).env("RUST_BACKTRACE", "0");
     command.env("BCACHEFS_FUSE", paths::profile_dir().join("bcachefs-fuse"));
     if let Some(tools) = &options.tools {
         let tools = tools.canonicalize().unwrap_or_else(|_| tools.clone());

@@ -1,5 +1,7 @@
 //! Adding up results and printing them.
 
+use std::collections::BTreeMap;
+
 use super::skips::AllowedSkips;
 use crate::report::{Case, Outcome};
 
@@ -72,6 +74,10 @@ impl Tally {
             file.details.push_str(&format!("{name}: skipped, not in allowed-skips.txt: {note}\n"));
             file.failed.push(name);
         }
+        let empty = file.passed + file.failed.len() + file.skipped.len() == 0;
+        if empty {
+            return;
+        }
         println!(
             "{:34} {:>6} {:>6} {:>7} {:>9.1}",
             file.name,
@@ -88,8 +94,12 @@ impl Tally {
         for file in self.files.iter().filter(|file| !file.failed.is_empty()) {
             println!("\n=== {} ===\n{}", file.name, file.details.trim_end());
         }
+        let mut notes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (name, note) in self.files.iter().flat_map(|file| &file.skipped) {
-            println!("skipped {name}: {note}");
+            notes.entry(note).or_default().push(name);
+        }
+        for (note, names) in notes {
+            println!("\nskipped, since: {note}\n  {}", names.join("\n  "));
         }
         for name in self.files.iter().flat_map(|file| &file.failed) {
             println!("FAILED {name}");

@@ -4,6 +4,7 @@ pub mod layers;
 pub mod rules;
 pub mod source;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +35,10 @@ pub fn check(file: &Path, text: &str) -> Vec<Finding> {
     };
     rules::any_text(file, text, &mut add);
     if file.extension().is_some_and(|ext| ext == "rs") {
-        let source = Source::new(text);
+        let mut source = Source::new(text);
+        if file.file_stem().is_some_and(is_test_file) {
+            source = source.all_test();
+        }
         rules::rust(file, &source, &mut add);
         layers::check(file, &source, &mut add);
     }
@@ -43,6 +47,12 @@ pub fn check(file: &Path, text: &str) -> Vec<Finding> {
     }
     found.sort();
     found
+}
+
+/// tests.rs and *_tests.rs: included by `#[cfg(test)] mod tests;` only.
+fn is_test_file(stem: &OsStr) -> bool {
+    let stem = stem.to_string_lossy();
+    stem == "tests" || stem.ends_with("_tests")
 }
 
 /// The text files of the repository that the rules are about, relative to `root`.

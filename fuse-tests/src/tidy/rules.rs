@@ -33,7 +33,7 @@ pub fn any_text(file: &Path, text: &str, add: &mut impl FnMut(usize, String)) {
         if narrow && line.chars().count() > LINE {
             add(number, format!("{} characters (at most {LINE})", line.chars().count()));
         }
-        if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
+        if let Some(word) = UNFINISHED.iter().find(|word| has_word(line, word)) {
             add(number, format!("unfinished: {word}"));
         }
         if let Some(path) = MACHINE.iter().find(|path| names_path(line, path)) {
@@ -82,7 +82,10 @@ fn shipped(file: &Path, source: &Source, add: &mut impl FnMut(usize, String)) {
         if module != "clock" && has_word(code, "Instant::now") {
             add(line, "Instant::now outside of clock".into());
         }
+        // The compiler evaluates a constant: a panic there is an error of the build.
+        let constant = code.starts_with("const ") || code.starts_with("pub const ");
         if module != "main"
+            && !constant
             && let Some(word) = PANICS.iter().find(|word| has_word(code, word))
         {
             add(line, format!("{word} in code that must not panic"));
