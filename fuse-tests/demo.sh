@@ -28,10 +28,8 @@ mounted() { grep -qF " $mnt " /proc/self/mountinfo; }
 # Every way out ends here: the mount first, then the directory.
 clean() {
     trap - EXIT
-    if mounted; then
-        "$bin" umount "$mnt" >/dev/null 2>&1 || fusermount3 -uz "$mnt" 2>/dev/null ||
-            umount -l "$mnt"
-    fi
+    mounted && "$bin" umount "$mnt" >/dev/null 2>&1
+    mounted && { fusermount3 -uz "$mnt" 2>/dev/null || umount -l "$mnt"; }
     rm -rf "$dir"
 }
 trap clean EXIT

@@ -117,6 +117,9 @@ fn serve(mut config: Config, report: &mut Report) -> Outcome<()> {
     let place = config.mount.source.clone();
     let fs = Fs::open_host(source.root, &config).map_err(|error| Failure::of(&error, &place))?;
     fs.start().map_err(|error| unexpected(&error))?;
+    if let Some(file) = &config.daemon.trace {
+        fs.store().start_trace(file).map_err(|error| Failure::of(&error, file))?;
+    }
     let adapter = Adapter::new(Arc::clone(&fs), &config.mount);
     let serving = session::serve(adapter, &config.mount, source.mode, |_| {})
         .map_err(|error| Failure::new(error.what, error.place, error.hint))?;

@@ -1,7 +1,7 @@
 //! Mounts to measure: ours, `examples/null`, bindfs. Each is a child of this process in the
 //! foreground; dropping the guard unmounts and waits, whatever happened in between.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,7 +37,7 @@ impl Mount {
     /// `examples/null mountpoint`: its one file is `big`.
     pub fn null(mountpoint: &Path) -> Res<Mount> {
         let mut command = Command::new(target_dir()?.join("release/examples/null"));
-        command.arg(mountpoint).stdout(Stdio::null());
+        command.arg(mountpoint);
         Mount::start("null", command, mountpoint)
     }
 
@@ -52,8 +52,13 @@ impl Mount {
         fs::create_dir_all(mountpoint)?;
         let parent = mountpoint.parent().ok_or("a mountpoint has a parent")?;
         let outside = fs::metadata(parent)?.dev();
+        // What a daemon says is shown if it does not come up, and else goes with the scratch.
+        let log = mountpoint.with_extension("log");
+        let said = File::options().create(true).append(true).open(&log)?;
         let child = command
             .stdin(Stdio::null())
+            .stdout(said.try_clone()?)
+            .stderr(said)
             .spawn()
             .map_err(|e| format!("{}: {e}", command.get_program().display()))?;
         let mountpoint = mountpoint.to_path_buf();
@@ -62,7 +67,9 @@ impl Mount {
         loop {
             if let Some(status) = mount.child.try_wait()? {
                 mount.ended = true;
-                return Err(format!("{command:?} ended before it was mounted: {status}").into());
+                let said = fs::read_to_string(&log).unwrap_or_default();
+                let said = said.trim_end();
+                return Err(format!("{command:?} was not mounted: {status}: {said}").into());
             }
             if fs::metadata(&mount.mountpoint).is_ok_and(|m| m.dev() != outside) {
                 return Ok(mount);

@@ -1,7 +1,7 @@
 //! `make raidz`: the two machines this cache was first written for, for real. A raidz1 pool of
 //! three and a raidz2 pool of eight image files on our mount, by zfs-fuse: a kernel-sized tree is
-//! written, exported, imported and read twice, once with the unit tags and once with the cache
-//! emptied on each change of the unit, as the loader did before 2011.
+//! written and exported, then imported, read and exported twice, with the unit tags, and again
+//! with the cache emptied on each change of the unit, as the loader did before 2011.
 //!
 //! `--record` writes the traces of the tagged runs to examples/traces/.
 //!
@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use fuse_tests::bench::contender::{Mount, Stat};
-use fuse_tests::bench::zfs::{MODULES, Pool, Zfs, hide_the_system, read_tree, write_tree};
+use fuse_tests::bench::zfs::{Loops, MODULES, Pool, Zfs, hide_the_system, read_tree, write_tree};
 use fuse_tests::bench::{Res, build_release, is_root, run, target_dir};
 
 const CACHE: &str = "cache=256M";
@@ -47,10 +47,13 @@ fn difference(after: &Stat, before: &Stat, name: &str) -> Res<Vec<(String, u64)>
     Ok(new.into_iter().map(|(path, value)| (path.clone(), value - earlier(&path))).collect())
 }
 
-/// Reads the tree and says what came to the members meanwhile.
-fn measured_read(mount: &Mount, pool: &Pool) -> Res<Read> {
+/// Imports, reads the tree, exports, and says what came to the members meanwhile. Only an export
+/// empties what zfs-fuse keeps itself: its limit of 16 MiB is enforced a second too late.
+fn boot(mount: &Mount, pool: &Pool, devices: &Path) -> Res<Read> {
     let before = mount.stat()?;
+    pool.import(devices)?;
     let time = read_tree(&pool.mountpoint)?;
+    pool.export()?;
     let after = mount.stat()?;
     let hits = difference(&after, &before, "hits")?;
     let mut requested = hits.clone();
@@ -61,21 +64,37 @@ fn measured_read(mount: &Mount, pool: &Pool) -> Res<Read> {
     Ok(Read { hits, disk: difference(&after, &before, "backing_blocks")?, requested, time })
 }
 
-/// Mounts ours, imports, reads twice, exports, unmounts.
-fn boot_twice(images: &Path, at: &Path, pool: &Pool, options: &str) -> Res<[Read; 2]> {
-    let mount = Mount::ours(images, at, options)?;
-    pool.import(at)?;
-    let reads = [measured_read(&mount, pool)?, measured_read(&mount, pool)?];
-    pool.export()?;
+/// Mounts ours, lets `work` use the pool's devices on it, unmounts.
+fn mounted<T>(
+    directory: &Path,
+    pool: &Pool,
+    options: &str,
+    work: impl FnOnce(&Mount, &Path) -> Res<T>,
+) -> Res<T> {
+    let (images, at) = (directory.join("images"), directory.join("mnt"));
+    let devices = directory.join("devices");
+    let mount = Mount::ours(&images, &at, options)?;
+    let loops = Loops::attach(&at, &pool.images(), &devices)?;
+    let done = work(&mount, &devices)?;
+    loops.detach()?;
     mount.unmount()?;
-    Ok(reads)
+    Ok(done)
+}
+
+/// Two boots of the machine on one mount of ours.
+fn boot_twice(directory: &Path, pool: &Pool, options: &str) -> Res<[Read; 2]> {
+    mounted(directory, pool, options, |mount, devices| {
+        Ok([boot(mount, pool, devices)?, boot(mount, pool, devices)?])
+    })
 }
 
 fn print(pool: &Pool, bytes: u64, tagged: &[Read; 2], flushed: &[Read; 2]) {
     let (level, members, mib) = (pool.level, pool.members, bytes >> 20);
-    println!("\n{level} of {members} image files, a tree of {mib} MiB read twice, in 4 KiB blocks");
-    println!("{:<12}{:^38}{:^38}", "", "unit tags", "flush on unit change");
-    let half = format!("{:>10}{:>9}{:>10}{:>9}", "1st hits", "disk", "2nd hits", "disk");
+    println!(
+        "\n{level} of {members} image files, a tree of {mib} MiB booted from twice, in 4 KiB blocks"
+    );
+    println!("{:<12}{:^42}{:^42}", "", "unit tags", "flush on unit change");
+    let half = format!("{:>14}{:>7}{:>14}{:>7}", "boot 1: hits", "disk", "boot 2: hits", "disk");
     println!("{:<12}{half}{half}", "member");
     for (row, image) in pool.images().iter().enumerate() {
         let cells: String = [tagged, flushed]
@@ -83,7 +102,7 @@ fn print(pool: &Pool, bytes: u64, tagged: &[Read; 2], flushed: &[Read; 2]) {
             .flat_map(|reads| reads.iter())
             .map(|read| {
                 let of = |all: &[(String, u64)]| all.get(row).map_or(0, |one| one.1);
-                format!("{:>10}{:>9}", of(&read.hits), of(&read.disk))
+                format!("{:>14}{:>7}", of(&read.hits), of(&read.disk))
             })
             .collect();
         println!("{image:<12}{cells}");
@@ -102,27 +121,28 @@ fn print(pool: &Pool, bytes: u64, tagged: &[Read; 2], flushed: &[Read; 2]) {
 
 /// One machine, start to end; false if its figures are not what the cache is for.
 fn machine(pool: &Pool, directory: &Path, record: bool) -> Res<bool> {
-    let (images, at) = (directory.join("images"), directory.join("mnt"));
+    let images = directory.join("images");
     fs::create_dir_all(&images)?;
     for image in pool.images() {
         File::create(images.join(image))?.set_len(IMAGE_BYTES)?;
     }
-    let mount = Mount::ours(&images, &at, CACHE)?;
-    pool.create(&at)?;
-    let bytes = write_tree(&pool.mountpoint)?;
-    pool.export()?;
-    mount.unmount()?;
+    let bytes = mounted(directory, pool, CACHE, |_, devices| {
+        pool.create(devices)?;
+        let bytes = write_tree(&pool.mountpoint)?;
+        pool.export()?;
+        Ok(bytes)
+    })?;
     let trace = directory.join("trace");
     let options = format!("{CACHE},trace={}", trace.display());
-    let tagged = boot_twice(&images, &at, pool, &options)?;
-    let flushed = boot_twice(&images, &at, pool, &format!("{CACHE},unit_flush"))?;
+    let tagged = boot_twice(directory, pool, &options)?;
+    let flushed = boot_twice(directory, pool, &format!("{CACHE},unit_flush"))?;
     print(pool, bytes, &tagged, &flushed);
     if record {
         keep_trace(pool, &trace)?;
     }
     let good = tagged[1].percent() >= TAGGED_AT_LEAST && flushed[1].percent() < tagged[1].percent();
     let word = if good { "ok" } else { "FAILED" };
-    println!("second read with tags: >= {TAGGED_AT_LEAST} %, and more than with the flush: {word}");
+    println!("second boot with tags: >= {TAGGED_AT_LEAST} %, and more than with the flush: {word}");
     Ok(good)
 }
 
@@ -135,8 +155,8 @@ fn keep_trace(pool: &Pool, recorded: &Path) -> Res<()> {
     let (level, members) = (pool.level, pool.members);
     let all = lines.len();
     let mut kept = format!(
-        "# Read trace of zfs-fuse on our mount: {level} of {members}, imported, a tree of one kernel \
-         and {MODULES}\n# modules read twice ({all} requests, 4096-byte blocks; the first ones if cut). \
+        "# Read trace of zfs-fuse on our mount: {level} of {members}; twice: imported, a tree of \
+         one kernel and\n# {MODULES} modules read, exported ({all} requests, 4096-byte blocks; the first ones if cut). \
          Columns: unit first_block blocks\n"
     );
     for line in lines {
