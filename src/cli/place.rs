@@ -4,12 +4,16 @@
 //! where the table cannot tell, or after the daemon has answered. A dead mount is never waited for.
 
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::meaning::absolute;
 use crate::control::client::Client;
 use crate::control::proto::{Name, Refusal};
 use crate::fuse::mountinfo::{self, MountEntry};
+
+/// How long a new mount may take to open its control socket.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A mount of ours, and the path on it.
 #[derive(Debug)]
@@ -51,7 +55,7 @@ impl Place {
 
     /// Connects to the daemon.
     pub fn connect(&self) -> Outcome<Client> {
-        Client::connect(self.entry.device(), owner(&self.entry))
+        Client::connect(self.entry.device(), owner(&self.entry), PATIENCE)
             .map_err(|refusal| self.failure(refusal))
     }
 

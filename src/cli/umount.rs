@@ -2,6 +2,8 @@
 //! mount, fsck of an image) finds nobody.
 
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,9 +17,13 @@ use crate::cli::place::Place;
 use crate::clock;
 use crate::fuse::holders;
 use crate::fuse::mount::{self, How, Outcome as Unmounted};
+use crate::fuse::mountinfo::MountEntry;
 
 /// How long a daemon may take to end.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long the search for those who keep a mount busy may take.
+const LOOK: Duration = Duration::from_secs(3);
 
 /// Runs it.
 pub fn run(args: &UmountArgs) -> Outcome<()> {
@@ -36,9 +42,7 @@ pub fn unmount(place: &Place, lazy: bool) -> Outcome<()> {
     match mount::unmount(mountpoint, how) {
         Unmounted::Gone => {}
         Unmounted::Busy => {
-            let entry = &place.entry;
-            let users = holders::find(Some(entry.id), Some(entry.device()), mountpoint);
-            let hint = format!("used by {}; or umount --lazy", holders::describe(&users));
+            let hint = format!("used by {}; or umount --lazy", users(&place.entry));
             return Err(Failure::new("busy", mountpoint.display(), hint));
         }
         Unmounted::Failed(words) => {
@@ -54,6 +58,19 @@ pub fn unmount(place: &Place, lazy: bool) -> Outcome<()> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Who keeps the mount busy. In a thread, because /proc makes its reader wait for a process that
+/// hangs in the kernel (in a page fault on a dead filesystem, say).
+fn users(entry: &MountEntry) -> String {
+    let (sender, answer) = mpsc::channel();
+    let (id, device, mountpoint) = (entry.id, entry.device(), entry.mountpoint.clone());
+    let looking = thread::Builder::new().spawn(move || {
+        let found = holders::find(Some(id), Some(device), &mountpoint);
+        let _ = sender.send(holders::describe(&found));
+    });
+    let found = looking.ok().and_then(|_| answer.recv_timeout(LOOK).ok());
+    found.unwrap_or_else(|| "a process that cannot be looked at now".to_string())
 }
 
 /// Ends requests that hang, with an error; what umount -f does.

@@ -7,12 +7,15 @@ use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
+use crate::clock;
 use crate::control::proto::{Ask, MountFacts, Refusal, Reply, Request, Response, SCHEMA};
 use crate::control::socket;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
+const STEP: Duration = Duration::from_millis(20);
 
 /// A connection to one daemon.
 #[derive(Debug)]
@@ -22,22 +25,36 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon of the mount with this device number, made by `owner`.
-    pub fn connect(device: (u32, u32), owner: u32) -> Result<Client, Refusal> {
+    /// Connects to the daemon of the mount with this device number, made by `owner`. A daemon
+    /// opens its socket just after its mount: a missing one is waited for, up to `patience`.
+    pub fn connect(device: (u32, u32), owner: u32, patience: Duration) -> Result<Client, Refusal> {
+        let start = clock::now();
+        loop {
+            match Client::connect_once(device, owner) {
+                Err(None) if clock::now() - start < patience => thread::sleep(STEP),
+                Err(None) => {
+                    let what = "no control socket";
+                    let hint = "its daemon is gone, or has another XDG_RUNTIME_DIR";
+                    return Err(Refusal::new(what, socket::file_name(device), hint));
+                }
+                Err(Some(refusal)) => return Err(refusal),
+                Ok(client) => return Ok(client),
+            }
+        }
+    }
+
+    /// An error without a refusal: there is no socket.
+    fn connect_once(device: (u32, u32), owner: u32) -> Result<Client, Option<Refusal>> {
         let name = socket::file_name(device);
         let mut refusal = None;
         for dir in socket::client_dirs(owner) {
-            let path = dir.join(&name);
-            match Client::open(&path, owner) {
+            match Client::open(&dir.join(&name), owner) {
                 Ok(client) => return Ok(client),
                 Err((ErrorKind::NotFound, _)) => {}
                 Err((_, why)) => refusal = Some(why),
             }
         }
-        Err(refusal.unwrap_or_else(|| {
-            let what = "no control socket";
-            Refusal::new(what, name, "the daemon is gone: umount the mountpoint and mount again")
-        }))
+        Err(refusal)
     }
 
     fn open(path: &Path, owner: u32) -> Result<Client, (ErrorKind, Refusal)> {
@@ -119,7 +136,7 @@ impl Client {
 
 /// Asks the daemon of a mount to end, also one that is detached.
 pub fn shutdown(device: (u32, u32), owner: u32) -> Result<(), Refusal> {
-    Client::connect(device, owner)?.ask(Ask::Shutdown).map(|_| ())
+    Client::connect(device, owner, Duration::ZERO)?.ask(Ask::Shutdown).map(|_| ())
 }
 
 /// Every daemon this user can reach, with its device number. Sockets that nobody listens on are
