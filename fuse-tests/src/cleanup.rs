@@ -77,9 +77,14 @@ pub fn mounts_below(dir: &Path) -> Vec<MountLine> {
     mounts().into_iter().filter(|mount| mount.path.starts_with(dir)).collect()
 }
 
-/// Makes every request of a FUSE connection fail, so that nobody hangs in it.
-pub fn abort_connection(minor: u32) {
-    let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+/// Makes every request of a FUSE connection fail, so that nobody hangs in it. By its control file,
+/// or where the control filesystem is not mounted by a forced unmount (root only), which aborts the
+/// connection and may take the mount away too.
+pub fn abort_connection(mount: &MountLine) {
+    let control = format!("/sys/fs/fuse/connections/{}/abort", mount.minor);
+    if fs::write(control, "1").is_err() && mount.fstype.starts_with("fuse") {
+        let _ = unmount(&mount.path, UnmountFlags::FORCE);
+    }
 }
 
 /// Unmounts what is at `path`: by system call as root, by fusermount3 as a user.
@@ -120,7 +125,7 @@ pub fn sweep(dir: &Path) -> Vec<String> {
     for mount in mounts_below(dir).into_iter().rev() {
         found.push(format!("mount {} ({})", mount.path.display(), mount.fstype));
         if mount.fstype.starts_with("fuse") {
-            abort_connection(mount.minor);
+            abort_connection(&mount);
         }
         if unmount_path(&mount.path, UnmountFlags::empty()).is_err() {
             let _ = unmount_path(&mount.path, UnmountFlags::DETACH);

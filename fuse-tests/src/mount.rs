@@ -128,7 +128,6 @@ impl Builder {
             source,
             log,
             child: None,
-            minor: 0,
             line: None,
             builder: self,
             _prepared: prepared,
@@ -147,7 +146,6 @@ pub struct Mount {
     source: PathBuf,
     log: PathBuf,
     child: Option<Child>,
-    minor: u32,
     line: Option<MountLine>,
     builder: Builder,
     // Dropped in this order, after the mount is gone.
@@ -262,7 +260,6 @@ impl Mount {
             let how = ended.map_or("within 20 s".to_owned(), |status| format!("({status})"));
             panic!("{} was not mounted {how}:\n{}", self.path.display(), self.log());
         };
-        self.minor = line.minor;
         self.line = Some(line);
         self.child = Some(child);
         // The handshake is over once the root answers.
@@ -317,11 +314,14 @@ impl Mount {
 
     /// Gets rid of the mount whatever it takes.
     fn force(&mut self) {
-        cleanup::abort_connection(self.minor);
         for _ in 0..4 {
-            if cleanup::mount_at(&self.path).is_none_or(|line| !line.fstype.contains("fuse")) {
+            let line = cleanup::mount_at(&self.path).filter(|line| line.fstype.contains("fuse"));
+            let Some(line) = line else { break };
+            // A mountpoint that is a mount of its own (over itself) is not ours to take.
+            if self.line.as_ref().is_some_and(|ours| ours.minor != line.minor) {
                 break;
             }
+            cleanup::abort_connection(&line);
             let _ = cleanup::unmount_path(&self.path, UnmountFlags::DETACH);
         }
         if let Some(mut child) = self.child.take() {

@@ -28,7 +28,7 @@ impl Watchdog {
             let is_own = |mount: &cleanup::MountLine| mount.path.to_string_lossy().contains(&own);
             let mounts = cleanup::mounts_below(&paths::scratch_base());
             for mount in mounts.iter().filter(|mount| is_own(mount)) {
-                cleanup::abort_connection(mount.minor);
+                cleanup::abort_connection(mount);
             }
             let grace = Duration::from_secs(20);
             if dropped.recv_timeout(grace) != Err(RecvTimeoutError::Timeout) {

@@ -105,7 +105,13 @@ fn make_files(root: &Path, directories: u32, each: u32) {
 
 fn look_up_all(root: &Path) -> usize {
     let find = Command::new("find").arg(root).args(["-printf", "%s\n"]).output().unwrap();
-    assert!(find.status.success(), "{}", String::from_utf8_lossy(&find.stderr));
+    let error = String::from_utf8_lossy(&find.stderr);
+    assert!(
+        find.status.success(),
+        "{} errors, {:?} ..",
+        error.lines().count(),
+        error.lines().next()
+    );
     find.stdout.iter().filter(|byte| **byte == b'\n').count()
 }
 

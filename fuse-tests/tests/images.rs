@@ -207,7 +207,7 @@ fn the_source_is_another_fuse_mount() {
     }
     let scratch = fuse_tests::paths::Scratch::new("bindfs");
     let dir = scratch.path();
-    sh(dir, "mkdir straight source && bindfs straight source");
+    sh(dir, "mkdir straight source && bindfs --no-allow-other straight source");
     let mount = Mount::builder("bindfs-mnt").source(&dir.join("source")).start().unwrap();
     exercise(&mount);
     drop(mount);

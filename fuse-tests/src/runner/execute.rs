@@ -133,7 +133,7 @@ fn wait(child: &mut Child) -> Option<i32> {
         }
         if start.elapsed() > limit() {
             for mount in cleanup::mounts_below(&paths::scratch_base()) {
-                cleanup::abort_connection(mount.minor);
+                cleanup::abort_connection(&mount);
             }
             interrupt::end_group(child.id());
             let _ = child.wait();
