@@ -162,7 +162,7 @@ impl Cache {
         if let Some(target) = inside(span, run, out) {
             return self.fetch(dev, run.0, target, source);
         }
-        let mut own = AlignedBuf::new(((run.1 - run.0) << self.shift) as usize);
+        let mut own = AlignedBuf::lend(((run.1 - run.0) << self.shift) as usize);
         self.fetch(dev, run.0, &mut own, source)?;
         copy_out(span, run, &own, out);
         Ok(())
@@ -247,7 +247,7 @@ impl Fill<'_> {
             let result = match inside(self.span, (first, end), self.out) {
                 Some(target) => self.cache.fetch(self.dev, first, target, source),
                 None => {
-                    let mut own = AlignedBuf::new(((end - first) << self.span.shift) as usize);
+                    let mut own = AlignedBuf::lend(((end - first) << self.span.shift) as usize);
                     let result = self.cache.fetch(self.dev, first, &mut own, source);
                     if result.is_ok() {
                         copy_out(self.span, (first, end), &own, self.out);
@@ -335,7 +335,7 @@ impl Fill<'_> {
                 (None, Some(own)) => Ok(own),
                 (None, None) => {
                     let at = self.span.piece(run.flight.first).out;
-                    let mut kept = AlignedBuf::new((blocks << self.span.shift) as usize);
+                    let mut kept = AlignedBuf::lend((blocks << self.span.shift) as usize);
                     let len = kept.len();
                     kept.copy_from_slice(&self.out[at..][..len]);
                     Ok(kept)

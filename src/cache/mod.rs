@@ -267,7 +267,7 @@ impl Cache {
             return;
         }
         let offset = span.first << self.shift;
-        let mut scratch = AlignedBuf::new((span.blocks() << self.shift) as usize);
+        let mut scratch = AlignedBuf::lend((span.blocks() << self.shift) as usize);
         // The worker has nobody to tell.
         let _ = self.fill(dev, offset, &mut scratch, 0, source, Purpose::Ahead);
     }

@@ -141,7 +141,7 @@ impl FileDevice {
         if (data.as_ptr() as usize).is_multiple_of(DIRECT_ALIGN) {
             return write_all(&fd, data, offset);
         }
-        let mut copy = AlignedBuf::new(data.len());
+        let mut copy = AlignedBuf::lend(data.len());
         copy.copy_from_slice(data);
         write_all(&fd, &copy, offset)
     }
@@ -152,7 +152,7 @@ impl FileDevice {
         let start = offset - offset % align;
         let skip = (offset - start) as usize;
         let len = (skip + buf.len()).next_multiple_of(DIRECT_ALIGN);
-        let mut around = AlignedBuf::new(len);
+        let mut around = AlignedBuf::lend(len);
         let got = read_full(fd, &mut around, start)?.saturating_sub(skip).min(buf.len());
         if let (Some(to), Some(from)) = (buf.get_mut(..got), around.get(skip..skip + got)) {
             to.copy_from_slice(from);

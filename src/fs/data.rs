@@ -139,7 +139,7 @@ impl Fs {
         to: (NodeId, u64, u64),
         len: u64,
     ) -> Result<u64> {
-        let mut buf = AlignedBuf::new(COPY_STEP.min(len as usize));
+        let mut buf = AlignedBuf::lend(COPY_STEP.min(len as usize));
         let mut done = 0;
         while done < len {
             let want = (len - done).min(buf.len() as u64) as usize;

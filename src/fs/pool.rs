@@ -125,7 +125,7 @@ impl Pool {
         // thread without room does anyway.
         let boxed: Job = Box::new(move || {
             let _room = room;
-            job(&mut AlignedBuf::new(len));
+            job(&mut AlignedBuf::lend(len));
         });
         if let Err(lost) = sender.send(boxed) {
             (lost.0)();

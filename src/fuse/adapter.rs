@@ -4,7 +4,6 @@
 //! dropped) and the request thread lives on. Handlers never wait for a device while fewer than four
 //! threads are left: such work is parked in the pool with its reply.
 
-use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,11 +19,11 @@ use fuser::{
     WriteFlags,
 };
 
-use super::convert::{caller, file_attr, file_type, set_time};
+use super::convert::{caller, file_attr, set_time};
+use super::listing;
+use super::reply::{empty, errno, open_flags, opened, xattr};
 use crate::config::MountConfig;
-use crate::error::{Error, Kind};
-use crate::fs::{Changes, Fs, OpenReply, ReadPlace};
-use crate::sys::AlignedBuf;
+use crate::fs::{Changes, Fs, ReadPlace};
 use crate::sys::flags::{O_EXCL, S_IFMT, S_IFREG};
 use crate::tree::NewNode;
 
@@ -33,16 +32,6 @@ const MAX_REQUEST: u32 = 1 << 20;
 
 /// Requests the kernel may have under way; fuser's 16 throttles asynchronous reads.
 const MAX_BACKGROUND: u16 = 128;
-
-/// Replies up to this size keep their thread's buffer.
-const KEEP_BUFFER: usize = 256 << 10;
-
-/// The longest extended attribute (XATTR_SIZE_MAX).
-const XATTR_MAX: usize = 64 << 10;
-
-thread_local! {
-    static BUFFER: RefCell<AlignedBuf> = RefCell::new(AlignedBuf::new(0));
-}
 
 /// The protocol side of a mounted filesystem.
 pub struct Adapter {
@@ -81,58 +70,6 @@ impl Adapter {
             ),
             Err(error) => reply.error(errno("entry", &error)),
         }
-    }
-}
-
-/// The errno of an error on its way out; what no application expects is logged, once.
-fn errno(op: &'static str, error: &Error) -> Errno {
-    if matches!(error.kind, Kind::Io | Kind::Corrupt | Kind::Internal) {
-        log::warn!("{op}: {error}");
-    }
-    Errno::from_i32(error.errno())
-}
-
-fn empty(op: &'static str, reply: ReplyEmpty, result: crate::error::Result<()>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(errno(op, &error)),
-    }
-}
-
-/// Lends the thread's aligned buffer of at least `len` bytes. Long ones are not kept: 36 threads
-/// with a MiB each would count.
-fn with_buffer<T>(len: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
-    BUFFER.with(|buffer| {
-        let mut buffer = buffer.borrow_mut();
-        if buffer.len() < len {
-            *buffer = AlignedBuf::new(len.next_power_of_two());
-        }
-        let result = work(buffer.get_mut(..len).unwrap_or_default());
-        if buffer.len() > KEEP_BUFFER {
-            *buffer = AlignedBuf::new(0);
-        }
-        result
-    })
-}
-
-fn opened(reply: ReplyOpen, result: crate::error::Result<OpenReply>) {
-    match result {
-        Ok(open) => reply.opened(FileHandle(open.fh), open_flags(open)),
-        Err(error) => reply.error(errno("open", &error)),
-    }
-}
-
-fn open_flags(open: OpenReply) -> FopenFlags {
-    if open.keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
-}
-
-/// Answers getxattr and listxattr by the size the application asked with.
-fn xattr(reply: ReplyXattr, size: u32, ask: impl FnOnce(&mut [u8]) -> crate::error::Result<usize>) {
-    let mut value = vec![0; (size as usize).min(XATTR_MAX)];
-    match ask(&mut value) {
-        Ok(len) if size == 0 => reply.size(len as u32),
-        Ok(len) => reply.data(value.get(..len).unwrap_or_default()),
-        Err(error) => reply.error(errno("xattr", &error)),
     }
 }
 
@@ -309,18 +246,7 @@ impl Filesystem for Adapter {
         reply: ReplyData,
     ) {
         let place = ReadPlace { node: ino.0, fh: fh.0, offset, len: size as usize };
-        self.fenced("read", ino, |fs| {
-            with_buffer(size as usize, |buffer| match fs.read(place, buffer) {
-                Ok(Ok(len)) => reply.data(buffer.get(..len).unwrap_or_default()),
-                Ok(Err(read)) => {
-                    fs.pool().run_with(buffer, read.len(), move |buffer| match read.run(buffer) {
-                        Ok(()) => reply.data(buffer),
-                        Err(error) => reply.error(errno("read", &error)),
-                    })
-                }
-                Err(error) => reply.error(errno("read", &error)),
-            });
-        });
+        self.fenced("read", ino, |fs| listing::read(fs, place, reply));
     }
 
     fn write(
@@ -396,18 +322,10 @@ impl Filesystem for Adapter {
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectory,
+        reply: ReplyDirectory,
     ) {
-        self.fenced("readdir", ino, |fs| {
-            let result = fs.read_dir(ino.0, fh.0, offset, false, &mut |entry, _| {
-                let kind = file_type(entry.kind);
-                !reply.add(INodeNo(entry.ino), entry.cookie, kind, &entry.name)
-            });
-            match result {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(errno("readdir", &error)),
-            }
-        });
+        let place = (ino.0, fh.0, offset);
+        self.fenced("readdir", ino, |fs| listing::readdir(fs, place, reply));
     }
 
     fn readdirplus(
@@ -416,20 +334,10 @@ impl Filesystem for Adapter {
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
-        self.fenced("readdirplus", ino, |fs| {
-            let ttl = fs.attr_timeout();
-            let result = fs.read_dir(ino.0, fh.0, offset, true, &mut |entry, found| {
-                let Some(found) = found else { return true };
-                let (attr, generation) = (file_attr(&found.attr), Generation(found.generation));
-                !reply.add(INodeNo(entry.ino), entry.cookie, &entry.name, &ttl, &attr, generation)
-            });
-            match result {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(errno("readdirplus", &error)),
-            }
-        });
+        let place = (ino.0, fh.0, offset);
+        self.fenced("readdirplus", ino, |fs| listing::readdirplus(fs, place, reply));
     }
 
     fn releasedir(

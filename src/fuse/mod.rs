@@ -5,8 +5,10 @@ mod convert;
 pub mod daemon;
 pub mod fusermount;
 pub mod holders;
+mod listing;
 pub mod mount;
 pub mod mountinfo;
+mod reply;
 pub mod session;
 pub mod signals;
 

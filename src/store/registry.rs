@@ -5,7 +5,6 @@
 //! the least recently closed is forgotten first. Invariant: an identity is live or known, not both.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use crate::stats::DeviceSnapshot;
 use crate::units::{Identity, Timestamp};
 
 /// Closed files that are remembered.
-const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
+const KNOWN_MAX: usize = 65_536;
 
 /// What tells whether a file changed: taken after our own last touch of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +119,7 @@ impl Registry {
             let cached = device.cached().clone();
             cached.rest();
             self.known.put(*identity, Known { cached, stamp, path });
-            if self.known.len() > KNOWN_MAX.get()
+            if self.known.len() > KNOWN_MAX
                 && let Some((_, oldest)) = self.known.pop_lru()
             {
                 cache.retire(&oldest.cached);

@@ -3,15 +3,37 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use parking_lot::Mutex;
 
 /// The alignment that every O_DIRECT file takes: address, offset and length.
 pub const DIRECT_ALIGN: usize = 4096;
 
-/// A zeroed buffer of fixed length at an address that is a multiple of `DIRECT_ALIGN`.
+/// Freed buffers of up to this many bytes are kept for the next request.
+const KEPT_MAX: usize = 1 << 20;
+
+/// Bytes of freed buffers kept in all. Freeing and faulting a MiB anew for each request would cost
+/// as much as reading it; leaving it to malloc keeps a heap for each thread.
+const KEPT_TOTAL: usize = 16 << 20;
+
+/// Size classes of kept buffers: 4 KiB << class.
+const CLASSES: usize = 9;
+
+static KEPT: [Mutex<Vec<AlignedBuf>>; CLASSES] = [const { Mutex::new(Vec::new()) }; CLASSES];
+static KEPT_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn class_of(capacity: usize) -> Option<usize> {
+    let class = (capacity.max(DIRECT_ALIGN) / DIRECT_ALIGN).next_power_of_two().trailing_zeros();
+    (capacity > 0 && capacity <= KEPT_MAX).then_some(class as usize)
+}
+
+/// A buffer of fixed length at an address that is a multiple of `DIRECT_ALIGN`.
 #[derive(Debug)]
 pub struct AlignedBuf {
     start: NonNull<u8>,
     len: usize,
+    capacity: usize,
 }
 
 // SAFETY: the buffer is plain bytes owned by this value alone, like Box<[u8]>.
@@ -23,15 +45,34 @@ impl AlignedBuf {
     /// A zeroed buffer of `len` bytes. Memory becomes resident when it is touched.
     pub fn new(len: usize) -> AlignedBuf {
         if len == 0 {
-            return AlignedBuf { start: NonNull::dangling(), len };
+            return AlignedBuf { start: NonNull::dangling(), len, capacity: 0 };
         }
         let layout = AlignedBuf::layout(len);
         // SAFETY: the layout has a non-zero size.
         let start = unsafe { alloc_zeroed(layout) };
         match NonNull::new(start) {
-            Some(start) => AlignedBuf { start, len },
+            Some(start) => AlignedBuf { start, len, capacity: len },
             None => handle_alloc_error(layout),
         }
+    }
+
+    /// A buffer of `len` bytes whose contents are left over from an earlier one: for callers that
+    /// fill it.
+    pub fn lend(len: usize) -> AlignedBuf {
+        // A length of the middle of its class takes a buffer of the whole class.
+        let Some(class) = class_of(len.next_multiple_of(DIRECT_ALIGN)) else {
+            return AlignedBuf::new(len);
+        };
+        let kept = KEPT.get(class).and_then(|kept| kept.lock().pop());
+        let mut buf = match kept {
+            Some(buf) => {
+                KEPT_BYTES.fetch_sub(buf.capacity, Relaxed);
+                buf
+            }
+            None => AlignedBuf::new(DIRECT_ALIGN << class),
+        };
+        buf.len = len;
+        buf
     }
 
     fn layout(len: usize) -> Layout {
@@ -43,9 +84,19 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: allocated in `new` with this very layout, and dropped once.
-            unsafe { dealloc(self.start.as_ptr(), AlignedBuf::layout(self.len)) }
+        let class = class_of(self.capacity).filter(|class| DIRECT_ALIGN << class == self.capacity);
+        if let Some(kept) = class.and_then(|class| KEPT.get(class)) {
+            if KEPT_BYTES.fetch_add(self.capacity, Relaxed) + self.capacity <= KEPT_TOTAL {
+                let (start, capacity) = (self.start, self.capacity);
+                kept.lock().push(AlignedBuf { start, len: capacity, capacity });
+                return;
+            }
+            KEPT_BYTES.fetch_sub(self.capacity, Relaxed);
+        }
+        if self.capacity > 0 {
+            // SAFETY: allocated in `new` with this very layout, and owned by this value alone: the
+            // kept copy above is made only where this is not reached.
+            unsafe { dealloc(self.start.as_ptr(), AlignedBuf::layout(self.capacity)) }
         }
     }
 }
@@ -54,7 +105,8 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes at `start`, owned by self; dangling only if len is 0.
+        // SAFETY: at least `len` initialised bytes at `start`, owned by self; dangling only if len
+        // is 0.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -82,5 +134,17 @@ mod tests {
                 assert_eq!(buf[len - 1], 7);
             }
         }
+    }
+
+    #[test]
+    fn lent_buffers_come_back_and_are_bounded() {
+        for len in [1, 4096, 4097, 130_000, 1 << 20, (1 << 20) + 1, 3 << 20] {
+            let mut buf = AlignedBuf::lend(len);
+            assert_eq!((buf.len(), buf.as_ptr() as usize % DIRECT_ALIGN), (len, 0));
+            buf.fill(1);
+        }
+        let many: Vec<AlignedBuf> = (0..100).map(|_| AlignedBuf::lend(1 << 20)).collect();
+        drop(many);
+        assert!(KEPT_BYTES.load(Relaxed) <= KEPT_TOTAL + (1 << 20));
     }
 }

@@ -54,7 +54,12 @@ pub fn getxattr(
     name: &std::ffi::OsStr,
     value: &mut [u8],
 ) -> rustix::io::Result<usize> {
-    rustix::fs::getxattr(MagicLink::of(fd).path(), name, value)
+    let link = MagicLink::of(fd);
+    if value.is_empty() {
+        // rustix answers an empty buffer itself, with 0.
+        return rustix::fs::getxattr_query(link.path(), name);
+    }
+    rustix::fs::getxattr(link.path(), name, value)
 }
 
 /// setxattr(2); `flags` as the application gave them (XATTR_CREATE, XATTR_REPLACE).
@@ -70,7 +75,11 @@ pub fn setxattr(
 
 /// listxattr(2); an empty `list` asks for the size.
 pub fn listxattr(fd: impl AsFd, list: &mut [u8]) -> rustix::io::Result<usize> {
-    rustix::fs::listxattr(MagicLink::of(fd).path(), list)
+    let link = MagicLink::of(fd);
+    if list.is_empty() {
+        return rustix::fs::listxattr_query(link.path());
+    }
+    rustix::fs::listxattr(link.path(), list)
 }
 
 /// removexattr(2).

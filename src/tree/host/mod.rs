@@ -121,13 +121,10 @@ impl HostTree {
 
     /// The node's O_PATH descriptor, reopened if it was closed.
     fn fd(&self, node: &Node) -> Result<Arc<OwnedFd>> {
-        if let Some(fd) = node.fd(self.table.tick()) {
+        if let Some(fd) = node.fd() {
             return Ok(fd);
         }
-        let fd = self.reopen(node, 0)?;
-        let fd = node.set_fd(Arc::new(fd));
-        self.table.count_reopened();
-        Ok(fd)
+        Ok(self.table.set_fd(node, self.reopen(node, 0)?))
     }
 
     fn fd_of(&self, id: NodeId) -> Result<Arc<OwnedFd>> {
@@ -147,7 +144,7 @@ impl HostTree {
         }
         let (parent, name) = node.place();
         let parent = self.node(parent)?;
-        let parent_fd = match parent.fd(self.table.tick()) {
+        let parent_fd = match parent.fd() {
             Some(fd) => fd,
             None => Arc::new(self.reopen(&parent, depth + 1)?),
         };

@@ -1,19 +1,19 @@
 //! Inodes of a host tree and the table of live ones.
 //!
-//! A node holds an O_PATH descriptor while it can; past half of RLIMIT_NOFILE the least recently
-//! used quarter is closed, and a closed node is reopened by file handle (root) or by walking from
+//! A node holds an O_PATH descriptor while it can; past the limit (half of RLIMIT_NOFILE) the least
+//! recently used are closed (a clock: one second chance), and a closed node is reopened by file handle (root) or by walking from
 //! its parent. Its identity is compared after every reopen, so a path that now means another
 //! inode is ESTALE, never the wrong file.
 //!
 //! Invariants: a node is in `by_identity` and in `by_id` together or in neither; `lookups` counts
 //! the kernel's references and a node is dropped when it reaches zero; two live nodes never share
-//! a number. Locks: `Table.maps`, then nothing; `Node.fd` and `Node.place` are leaves.
+//! a number. Locks: `Table.clock`, then `Table.maps` or a `Node.fd`; the rest are leaves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -51,7 +51,8 @@ pub struct Node {
     fd: Mutex<Option<Arc<OwnedFd>>>,
     place: Mutex<(NodeId, OsString)>,
     lookups: AtomicU64,
-    last_use: AtomicU64,
+    /// Used since the clock's hand last came by.
+    used: AtomicBool,
     capability: AtomicU8,
     /// Subdirectories counted, and the mtime at which that was true.
     subdirs: Mutex<Option<(Timestamp, u32)>>,
@@ -59,14 +60,9 @@ pub struct Node {
 
 impl Node {
     /// The descriptor if it is open; notes the use.
-    pub fn fd(&self, tick: u64) -> Option<Arc<OwnedFd>> {
-        self.last_use.store(tick, Relaxed);
+    pub fn fd(&self) -> Option<Arc<OwnedFd>> {
+        self.used.store(true, Relaxed);
         self.fd.lock().clone()
-    }
-
-    /// Puts a reopened descriptor in place (the first of two racing ones wins).
-    pub fn set_fd(&self, fd: Arc<OwnedFd>) -> Arc<OwnedFd> {
-        self.fd.lock().get_or_insert(fd).clone()
     }
 
     /// The file handle, where the filesystem has them.
@@ -148,7 +144,8 @@ pub struct Table {
     max_open: usize,
     maps: RwLock<Maps>,
     open: AtomicUsize,
-    tick: AtomicU64,
+    /// The clock: numbers of nodes in the order they were opened; some are closed or gone since.
+    clock: Mutex<VecDeque<NodeId>>,
     foreign: Mutex<Foreign>,
 }
 
@@ -161,7 +158,7 @@ impl Table {
             max_open: max_open.max(16),
             maps: RwLock::default(),
             open: AtomicUsize::new(0),
-            tick: AtomicU64::new(0),
+            clock: Mutex::default(),
             foreign: Mutex::default(),
         };
         table.insert_as(ROOT, root);
@@ -177,11 +174,6 @@ impl Table {
     pub fn find(&self, identity: &Identity) -> Option<Arc<Node>> {
         let maps = self.maps.read();
         maps.by_id.get(maps.by_identity.get(identity)?).cloned()
-    }
-
-    /// The next moment of the use clock.
-    pub fn tick(&self) -> u64 {
-        self.tick.fetch_add(1, Relaxed)
     }
 
     /// The number of an inode: the source's own on the root's filesystem, else one from FOREIGN
@@ -226,13 +218,32 @@ impl Table {
         if node.id != ROOT {
             *node.place.lock() = found.place;
         }
-        let mut fd = node.fd.lock();
-        if fd.is_none() {
-            *fd = Some(Arc::new(found.fd));
-            self.open.fetch_add(1, Relaxed);
-        }
-        drop(fd);
+        self.set_fd(&node, found.fd);
         node
+    }
+
+    /// Gives a node a descriptor (the first of two racing ones stays), and closes others if there
+    /// are too many now.
+    pub fn set_fd(&self, node: &Node, fd: OwnedFd) -> Arc<OwnedFd> {
+        let mut slot = node.fd.lock();
+        if let Some(fd) = &*slot {
+            return fd.clone();
+        }
+        let fd = slot.insert(Arc::new(fd)).clone();
+        drop(slot);
+        self.count_opened(node);
+        fd
+    }
+
+    fn count_opened(&self, node: &Node) {
+        let open = self.open.fetch_add(1, Relaxed) + 1;
+        let mut clock = self.clock.lock();
+        if node.id != ROOT {
+            clock.push_back(node.id);
+        }
+        if open > self.max_open || clock.len() > 2 * self.max_open {
+            self.close_least_used(&mut clock);
+        }
     }
 
     fn insert_as(&self, id: NodeId, found: Found) -> Arc<Node> {
@@ -244,7 +255,7 @@ impl Table {
             fd: Mutex::new(Some(Arc::new(found.fd))),
             place: Mutex::new(found.place),
             lookups: AtomicU64::new(1),
-            last_use: AtomicU64::new(self.tick()),
+            used: AtomicBool::new(true),
             capability: AtomicU8::new(0),
             subdirs: Mutex::new(None),
         });
@@ -266,9 +277,7 @@ impl Table {
         maps.by_identity.insert(node.identity, id);
         maps.by_id.insert(id, node.clone());
         drop(maps);
-        if self.open.fetch_add(1, Relaxed) >= self.max_open {
-            self.close_least_used();
-        }
+        self.count_opened(&node);
         node
     }
 
@@ -299,28 +308,28 @@ impl Table {
         }
     }
 
-    /// One more descriptor of a known node is open.
-    pub fn count_reopened(&self) {
-        if self.open.fetch_add(1, Relaxed) >= self.max_open {
-            self.close_least_used();
-        }
-    }
-
-    /// Closes the least recently used quarter of the descriptors that can be opened again.
-    fn close_least_used(&self) {
-        let nodes: Vec<Arc<Node>> = self.maps.read().by_id.values().cloned().collect();
-        let mut ages: Vec<(u64, Arc<Node>)> = nodes
-            .into_iter()
-            // One that a device holds as well (an open file, maybe unlinked) stays.
-            .filter(|node| {
-                node.id != ROOT
-                    && node.fd.lock().as_ref().is_some_and(|fd| Arc::strong_count(fd) == 1)
-            })
-            .map(|node| (node.last_use.load(Relaxed), node))
-            .collect();
-        ages.sort_by_key(|(age, _)| *age);
-        for (_, node) in ages.iter().take(ages.len() / 4) {
-            self.count_closed(node);
+    /// Closes descriptors until a quarter of the limit is free: those not used since the hand last
+    /// came by, except what a device holds as well (an open file, maybe unlinked).
+    fn close_least_used(&self, clock: &mut VecDeque<NodeId>) {
+        let enough = self.max_open - self.max_open / 4;
+        // Twice around: the first time may only take second chances away.
+        for _ in 0..2 * clock.len() {
+            if self.open.load(Relaxed) <= enough && clock.len() <= self.max_open {
+                return;
+            }
+            let Some(id) = clock.pop_front() else { return };
+            let Some(node) = self.get(id) else { continue };
+            let mut fd = node.fd.lock();
+            match &*fd {
+                None => continue,
+                Some(held) if Arc::strong_count(held) > 1 => clock.push_back(id),
+                Some(_) if node.used.swap(false, Relaxed) => clock.push_back(id),
+                Some(_) if self.open.load(Relaxed) <= enough => clock.push_back(id),
+                Some(_) => {
+                    *fd = None;
+                    self.open.fetch_sub(1, Relaxed);
+                }
+            }
         }
     }
 
