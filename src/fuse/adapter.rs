@@ -21,7 +21,7 @@ use fuser::{
 
 use super::convert::{caller, file_attr, set_time};
 use super::listing;
-use super::reply::{empty, errno, open_flags, opened, xattr};
+use super::reply::{self, empty, errno, open_flags, opened, xattr};
 use crate::config::MountConfig;
 use crate::fs::{Changes, Fs, ReadPlace};
 use crate::sys::flags::{O_EXCL, S_IFMT, S_IFREG};
@@ -368,12 +368,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        self.fenced("statfs", ino, |fs| match fs.statfs(ino.0) {
-            Ok(s) => reply
-                .statfs(s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, NAME_MAX, s.frsize),
-            Err(error) => reply.error(errno("statfs", &error)),
-        });
+    fn statfs(&self, _req: &Request, ino: INodeNo, answer: ReplyStatfs) {
+        self.fenced("statfs", ino, |fs| reply::statfs(answer, fs.statfs(ino.0)));
     }
 
     fn setxattr(
@@ -504,6 +500,3 @@ impl Filesystem for Adapter {
         });
     }
 }
-
-/// The longest name, as the kernel's own filesystems say it.
-const NAME_MAX: u32 = 255;

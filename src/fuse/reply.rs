@@ -2,17 +2,21 @@
 
 use std::cell::RefCell;
 
-use fuser::{Errno, FileHandle, FopenFlags, ReplyEmpty, ReplyOpen, ReplyXattr};
+use fuser::{Errno, FileHandle, FopenFlags, ReplyEmpty, ReplyOpen, ReplyStatfs, ReplyXattr};
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::OpenReply;
 use crate::sys::AlignedBuf;
+use crate::tree::FsStat;
 
 /// Replies up to this size keep their thread's buffer.
 const KEEP_BUFFER: usize = 256 << 10;
 
 /// The longest extended attribute (XATTR_SIZE_MAX).
 const XATTR_MAX: usize = 64 << 10;
+
+/// The longest name, as the kernel's own filesystems say it.
+const NAME_MAX: u32 = 255;
 
 thread_local! {
     static BUFFER: RefCell<AlignedBuf> = RefCell::new(AlignedBuf::new(0));
@@ -67,5 +71,15 @@ pub(super) fn xattr(reply: ReplyXattr, size: u32, ask: impl FnOnce(&mut [u8]) ->
         Ok(len) if size == 0 => reply.size(len as u32),
         Ok(len) => reply.data(value.get(..len).unwrap_or_default()),
         Err(error) => reply.error(errno("xattr", &error)),
+    }
+}
+
+pub(super) fn statfs(reply: ReplyStatfs, result: Result<FsStat>) {
+    match result {
+        Ok(s) => {
+            reply
+                .statfs(s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, NAME_MAX, s.frsize);
+        }
+        Err(error) => reply.error(errno("statfs", &error)),
     }
 }
