@@ -30,6 +30,7 @@ fn config(source: &Path, mountpoint: &Path) -> Config {
         fsname: source.display().to_string(),
         threads: 4,
         flags: Vec::new(),
+        test_panic: None,
     };
     let store = StoreConfig { cache_bytes: 32 << 20, ..StoreConfig::default() };
     Config { mount, store, daemon: DaemonConfig::default() }

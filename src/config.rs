@@ -125,6 +125,8 @@ pub struct MountConfig {
     pub threads: usize,
     /// Flags of mount(2) by their fstab names: nosuid, nodev, noexec, noatime, sync, ...
     pub flags: Vec<String>,
+    /// Test only: looking this name up makes the handler panic.
+    pub test_panic: Option<std::ffi::OsString>,
 }
 
 /// Options of the process.

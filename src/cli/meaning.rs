@@ -49,6 +49,7 @@ pub fn config(
             attr_timeout: Duration::from_secs(1),
             threads: 16,
             flags: words.flags.iter().map(|flag| flag.to_string()).collect(),
+            test_panic: None,
         },
         store: StoreConfig {
             cache_bytes: memory::default_cache(machine.memory),
@@ -89,6 +90,7 @@ fn apply(config: &mut Config, option: &OptionSpec, value: Option<&OsStr>) -> Out
                 "threads" => mount.threads = options::count(name, value, 1, 256)?,
                 "attr_timeout" => mount.attr_timeout = options::duration(name, value)?,
                 "fsname" => mount.fsname = value.to_string_lossy().into_owned(),
+                "test_panic" => mount.test_panic = Some(value.to_os_string()),
                 "state" => daemon.state = Some(absolute(Path::new(value))?),
                 "log" => daemon.log = Some(absolute(Path::new(value))?),
                 "trace" => daemon.trace = Some(absolute(Path::new(value))?),

@@ -199,6 +199,10 @@ pub const OPTIONS: &[OptionSpec] = &[
             "Test only: empty the cache whenever the device changes",
         )
     },
+    OptionSpec {
+        hidden: true,
+        ..spec("test_panic", OptionKind::Text, "none", "Test only: a lookup of this name panics")
+    },
 ];
 
 /// The option of a name typed with `-` or `_`.

@@ -84,6 +84,7 @@ fn info(allow_other: bool) -> MountInfo {
             fsname: "/srv".into(),
             threads: 16,
             flags: Vec::new(),
+            test_panic: None,
         },
         store: StoreConfig::default(),
         daemon: DaemonConfig::default(),

@@ -19,6 +19,7 @@ fn config(dir: &Path) -> Config {
             fsname: "test".into(),
             threads: 8,
             flags: Vec::new(),
+            test_panic: None,
         },
         store: StoreConfig { cache_bytes: 4 << 20, ..StoreConfig::default() },
         daemon: DaemonConfig::default(),

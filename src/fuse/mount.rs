@@ -337,6 +337,7 @@ mod tests {
             fsname: "/srv/a,b\\c".into(),
             threads: 1,
             flags: vec!["noatime".into(), "lazytime".into()],
+            test_panic: None,
         }
     }
 
