@@ -59,7 +59,7 @@ fn an_error_of_the_source_reaches_the_reader_for_just_those_blocks() {
 
 #[test]
 fn a_handler_that_panics_answers_eio_and_the_mount_lives_on() {
-    let builder = Mount::builder("panic").env("BCACHEFS_FUSE_TEST_PANIC", "panic-here");
+    let builder = Mount::builder("panic").option("test_panic=panic-here");
     let Some(mount) = builder.expect_panics().start() else { return };
     fs::write(mount.at("f"), "alive").unwrap();
     // More often than there are threads.

@@ -4,7 +4,7 @@
 //! dropped) and the request thread lives on. Handlers never wait for a device while fewer than four
 //! threads are left: such work is parked in the pool with its reply.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -21,7 +21,7 @@ use fuser::{
 
 use super::convert::{caller, file_attr, set_time};
 use super::listing;
-use super::reply::{self, empty, errno, open_flags, opened, xattr};
+use super::reply::{self, empty, errno, opened, xattr};
 use crate::config::MountConfig;
 use crate::fs::{Changes, Fs, ReadPlace};
 use crate::sys::flags::{O_EXCL, S_IFMT, S_IFREG};
@@ -39,6 +39,8 @@ pub struct Adapter {
     /// default_permissions is on: the kernel enforces ACLs and leaves the umask to us.
     kernel_checks: bool,
     debug: bool,
+    /// Test only: the handler's fence is tried by looking this name up.
+    test_panic: Option<OsString>,
 }
 
 impl Adapter {
@@ -48,6 +50,7 @@ impl Adapter {
             fs,
             kernel_checks: config.allow_other,
             debug: log::log_enabled!(log::Level::Debug),
+            test_panic: config.test_panic.clone(),
         }
     }
 
@@ -93,7 +96,12 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.fenced("lookup", parent, |fs| self.entry(reply, fs.lookup(parent.0, name)));
+        self.fenced("lookup", parent, |fs| {
+            if self.test_panic.as_deref() == Some(name) {
+                std::panic::panic_any("test_panic");
+            }
+            self.entry(reply, fs.lookup(parent.0, name));
+        });
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
@@ -416,18 +424,12 @@ impl Filesystem for Adapter {
         mode: u32,
         umask: u32,
         flags: i32,
-        reply: ReplyCreate,
+        answer: ReplyCreate,
     ) {
         let caller = caller(req, umask);
-        self.fenced("create", parent, |fs| match fs.create(parent.0, name, mode, flags, caller) {
-            Ok((entry, open)) => reply.created(
-                &fs.attr_timeout(),
-                &file_attr(&entry.attr),
-                Generation(entry.generation),
-                FileHandle(open.fh),
-                open_flags(open),
-            ),
-            Err(error) => reply.error(errno("create", &error)),
+        self.fenced("create", parent, |fs| {
+            let ttl = fs.attr_timeout();
+            reply::created(answer, ttl, fs.create(parent.0, name, mode, flags, caller));
         });
     }
 

@@ -1,13 +1,18 @@
 //! Replies: errors to errno, and the buffers answers are built in.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
-use fuser::{Errno, FileHandle, FopenFlags, ReplyEmpty, ReplyOpen, ReplyStatfs, ReplyXattr};
+use fuser::{
+    Errno, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyEmpty, ReplyOpen, ReplyStatfs,
+    ReplyXattr,
+};
 
+use super::convert::file_attr;
 use crate::error::{Error, Kind, Result};
 use crate::fs::OpenReply;
 use crate::sys::AlignedBuf;
-use crate::tree::FsStat;
+use crate::tree::{Entry, FsStat};
 
 /// Replies up to this size keep their thread's buffer.
 const KEEP_BUFFER: usize = 256 << 10;
@@ -60,7 +65,7 @@ pub(super) fn opened(reply: ReplyOpen, result: Result<OpenReply>) {
     }
 }
 
-pub(super) fn open_flags(open: OpenReply) -> FopenFlags {
+fn open_flags(open: OpenReply) -> FopenFlags {
     if open.keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
 }
 
@@ -81,5 +86,18 @@ pub(super) fn statfs(reply: ReplyStatfs, result: Result<FsStat>) {
                 .statfs(s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, NAME_MAX, s.frsize);
         }
         Err(error) => reply.error(errno("statfs", &error)),
+    }
+}
+
+pub(super) fn created(reply: ReplyCreate, ttl: Duration, result: Result<(Entry, OpenReply)>) {
+    match result {
+        Ok((entry, open)) => reply.created(
+            &ttl,
+            &file_attr(&entry.attr),
+            Generation(entry.generation),
+            FileHandle(open.fh),
+            open_flags(open),
+        ),
+        Err(error) => reply.error(errno("create", &error)),
     }
 }
