@@ -207,6 +207,7 @@ fn a_session_of_any_filesystem_from_mount_to_end() {
         fsname: "/srv/a, b".into(),
         threads: 4,
         flags: vec!["nosuid".into(), "noatime".into()],
+        test_panic: None,
     };
     let serving = session::serve(Empty, &config, 0o040755, |_| {}).unwrap();
     let line = mount_at(&place.mountpoint).unwrap();

@@ -26,6 +26,7 @@ use self::pool::Pool;
 use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::store::{BlockStore, Stamp};
+use crate::sys::flags::{O_EXCL, S_IFMT, S_IFREG};
 use crate::tree::{Attr, Caller, Entry, FsStat, HostTree, NewNode, NodeId, Opened, Tree};
 
 /// Descriptors the node table may keep at most, whatever RLIMIT_NOFILE allows.
@@ -140,6 +141,12 @@ impl Fs {
         mode: u32,
         caller: Caller,
     ) -> Result<Entry> {
+        if matches!(what, NewNode::Special { .. }) && mode & S_IFMT == S_IFREG {
+            // A regular file by mknod(2) goes the way of every regular file.
+            let (entry, open) = self.create(parent, name, mode, O_EXCL, caller)?;
+            self.release(open.fh);
+            return Ok(entry);
+        }
         self.tree.make(parent, name, what, mode, caller)
     }
 
@@ -220,7 +227,7 @@ impl Fs {
         flags: i32,
         caller: Caller,
     ) -> Result<(Entry, OpenReply)> {
-        let exclusive = flags & crate::sys::flags::O_EXCL != 0;
+        let exclusive = flags & O_EXCL != 0;
         let (entry, opened) = self.tree.create(parent, name, mode, exclusive, caller)?;
         match self.open_file(entry.id, opened, wants_write(flags)) {
             Ok(open) => Ok((entry, open)),

@@ -24,7 +24,6 @@ use super::listing;
 use super::reply::{self, empty, errno, opened, xattr};
 use crate::config::MountConfig;
 use crate::fs::{Changes, Fs, ReadPlace};
-use crate::sys::flags::{O_EXCL, S_IFMT, S_IFREG};
 use crate::tree::NewNode;
 
 /// The largest request we let the kernel send.
@@ -97,9 +96,7 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.fenced("lookup", parent, |fs| {
-            if self.test_panic.as_deref() == Some(name) {
-                std::panic::panic_any("test_panic");
-            }
+            assert_ne!(self.test_panic.as_deref(), Some(name), "test_panic was typed");
             self.entry(reply, fs.lookup(parent.0, name));
         });
     }
@@ -160,16 +157,8 @@ impl Filesystem for Adapter {
     ) {
         let caller = caller(req, umask);
         self.fenced("mknod", parent, |fs| {
-            // A regular file by mknod(2) goes the way of every regular file.
-            let result = if mode & S_IFMT == S_IFREG {
-                fs.create(parent.0, name, mode, O_EXCL, caller).map(|(entry, open)| {
-                    fs.release(open.fh);
-                    entry
-                })
-            } else {
-                fs.make(parent.0, name, NewNode::Special { rdev }, mode, caller)
-            };
-            self.entry(reply, result);
+            let what = NewNode::Special { rdev };
+            self.entry(reply, fs.make(parent.0, name, what, mode, caller));
         });
     }
 
