@@ -62,7 +62,7 @@ counters! {
     hits,
     /// Blocks of admitted reads that were not.
     misses,
-    /// Blocks of requests that were not admitted; hits + misses + bypassed == blocks requested (C2).
+    /// Blocks of requests that were not admitted; hits + misses + bypassed == requested (C2).
     bypassed,
     /// Of the bypassed blocks, those of requests larger than `bypass`.
     bypassed_large,

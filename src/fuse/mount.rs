@@ -2,8 +2,8 @@
 //!
 //! Job: a /dev/fuse descriptor that is mounted, for `Session::from_fd`, and the way back.
 //! As root we call mount(2) ourselves, so that the type reads "fuse.bcachefs-fuse"; everybody else
-//! goes through the setuid helper fusermount3, which sends the descriptor over a socket (fuser's own
-//! path gives up where /dev/fuse is 0600, and escapes no FSName).
+//! goes through the setuid helper fusermount3, which sends the descriptor over a socket (fuser's
+//! own path gives up where /dev/fuse is 0600, and escapes no FSName).
 //!
 //! States: mounted -> gone, by us or by anybody (umount, fusermount3 -u, umount -l). The device
 //! number tells our mount from a later one on the same directory: it is never unmounted for ours.

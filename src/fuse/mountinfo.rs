@@ -89,7 +89,7 @@ pub fn holding<'a>(entries: &'a [MountEntry], path: &Path) -> Option<&'a MountEn
     path.ancestors().find_map(|ancestor| top_at(entries, ancestor))
 }
 
-/// Where `path` lies inside its filesystem, whatever bind mounts lead there: device number and path.
+/// Where `path` lies inside its filesystem, whatever bind mounts lead there: device number, path.
 pub fn origin(entries: &[MountEntry], path: &Path) -> Option<((u32, u32), PathBuf)> {
     let entry = holding(entries, path)?;
     let below = path.strip_prefix(&entry.mountpoint).ok()?;

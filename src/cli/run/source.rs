@@ -1,4 +1,4 @@
-//! SOURCE (layer 9): what it may be, and the descriptors that are opened before the mount covers it.
+//! SOURCE (layer 9): what it may be, and the descriptors opened before the mount covers it.
 //!
 //! No state after `open`; the flock lives as long as `Source::lock`.
 
