@@ -5,8 +5,11 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
+
+use crate::tools::wait_for;
 
 /// One line of /proc/self/mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,6 +134,8 @@ pub fn sweep(dir: &Path) -> Vec<String> {
             let _ = unmount_path(&mount.path, UnmountFlags::DETACH);
         }
     }
+    // The loop device of `mount -o loop` goes by itself, a moment after its mount.
+    wait_for(Duration::from_secs(2), || loops_below(dir).is_empty().then_some(()));
     for device in loops_below(dir) {
         found.push(format!("loop device {}", device.display()));
         let _ = Command::new("losetup").arg("-d").arg(&device).status();

@@ -104,9 +104,6 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A loop device of `mount -o loop` goes a moment after its mount.
-        let loops_gone = || crate::cleanup::loops_below(&self.path).is_empty().then_some(());
-        crate::tools::wait_for(std::time::Duration::from_secs(2), loops_gone);
         let left = crate::cleanup::sweep(&self.path);
         if !left.is_empty() && !std::thread::panicking() {
             panic!("left behind: {}", left.join(", "));

@@ -93,6 +93,7 @@ fn run(mut command: Command, name: &str) -> FileResult {
     let group = interrupt::running(child.id());
     let (out, err) = (collect(child.stdout.take()), collect(child.stderr.take()));
     let status = wait(&mut child);
+    interrupt::check();
     // A process of the test that lives on holds the pipes open: it goes with the group.
     interrupt::end_group(child.id());
     drop(group);

@@ -1,7 +1,7 @@
 //! SIGINT and SIGTERM: end the running test's process group, remove what it left, exit.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,14 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 static GROUP: AtomicU32 = AtomicU32::new(0);
+static LEAVING: AtomicBool = AtomicBool::new(false);
+
+/// Does not return once a signal came: the other thread cleans up and ends the process.
+pub fn check() {
+    while LEAVING.load(SeqCst) {
+        thread::sleep(Duration::from_secs(1));
+    }
+}
 
 /// Forgets the running group when dropped.
 #[derive(Debug)]
@@ -65,6 +73,7 @@ pub fn install() {
 fn wait_and_leave(read: OwnedFd) {
     let mut byte = [0u8];
     while rustix::io::read(&read, &mut byte) != Ok(1) {}
+    LEAVING.store(true, SeqCst);
     let group = GROUP.load(SeqCst);
     if group != 0 {
         end_group(group);

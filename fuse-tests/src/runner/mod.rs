@@ -69,6 +69,7 @@ pub fn main(options: Options) -> u8 {
     let mut tally = Tally::new(allowed);
     println!("{:34} {:>6} {:>6} {:>7} {:>9}", "", "passed", "failed", "skipped", "seconds");
     for program in programs.iter().filter(|program| wanted(&options, &program.name)) {
+        interrupt::check();
         let result = execute::program(program, &options);
         tally.add(result);
     }
