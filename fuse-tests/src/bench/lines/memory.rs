@@ -7,7 +7,7 @@ use super::Env;
 
 const CACHE: u64 = 256 << 20;
 
-/// Resident memory with a full cache.
+/// Resident memory once the cache is full and every kind of request was under way.
 pub fn full(env: &Env) -> Res<Vec<Row>> {
     // More than the cache, through every path that can hold a buffer: small, deep, large.
     let size = 512 << 20;

@@ -47,7 +47,7 @@ fn phases(directory: &Path, count: usize) -> Res<[f64; 4]> {
     Ok([create, stat, list, unlink])
 }
 
-/// Creating, listing and removing many small files.
+/// Files a second of each phase, against bindfs.
 pub fn files(env: &Env) -> Res<Vec<Row>> {
     let count = if env.quick { 2000 } else { 20_000 };
     let mut pairs: [Vec<(f64, f64)>; 4] = Default::default();

@@ -18,7 +18,7 @@ fn random(env: &Env, jobs: u32, depth: u32, size: u64) -> Job {
     Job { rw: "randread", block: "4k", direct: true, depth, jobs, size, seconds }
 }
 
-/// The empty daemon against bindfs.
+/// The yardstick itself against a libfuse filesystem.
 pub fn null_itself(env: &Env) -> Res<Vec<Row>> {
     let size = HOT_BYTES;
     let file = env.file("hot", size)?;
@@ -35,17 +35,17 @@ pub fn null_itself(env: &Env) -> Res<Vec<Row>> {
     Ok(vec![Row::of("null: 4 KiB random reads", "1/s", "bindfs", result, 1.3)])
 }
 
-/// Hot 4 KiB random reads, one job.
+/// One job, one request at a time.
 pub fn hot_one(env: &Env) -> Res<Vec<Row>> {
     hot(env, "hot 4 KiB random reads, 1 job", 1, 1, 0.9)
 }
 
-/// Hot 4 KiB random reads, two jobs.
+/// Two jobs.
 pub fn hot_two(env: &Env) -> Res<Vec<Row>> {
     hot(env, "hot 4 KiB random reads, 2 jobs", 2, 1, 0.85)
 }
 
-/// Hot 4 KiB random reads, many at a time.
+/// One job, 32 requests in flight.
 pub fn hot_deep(env: &Env) -> Res<Vec<Row>> {
     hot(env, "hot 4 KiB random reads, depth 32", 1, 32, 0.75)
 }
@@ -95,13 +95,13 @@ fn cold(env: &Env, name: &str, unit: &'static str, job: &Job, need: f64) -> Res<
     Ok(vec![Row::of(name, unit, "source", result, need)])
 }
 
-/// Cold 4 KiB random reads.
+/// 4 KiB, 32 in flight, against the source.
 pub fn cold_random(env: &Env) -> Res<Vec<Row>> {
     let job = random(env, 1, 32, env.scaled(2 << 30));
     cold(env, "cold 4 KiB random reads, depth 32", "1/s", &job, 0.85)
 }
 
-/// Cold 1 MiB sequential reads.
+/// 1 MiB, 4 in flight, against the source.
 pub fn cold_sequential(env: &Env) -> Res<Vec<Row>> {
     let size = env.scaled(2 << 30);
     let (rw, block, seconds) = ("read", "1m", Some(env.seconds));
@@ -109,7 +109,7 @@ pub fn cold_sequential(env: &Env) -> Res<Vec<Row>> {
     cold(env, "cold 1 MiB sequential reads, depth 4", "MB/s", &job, 0.85)
 }
 
-/// A second pass over one file.
+/// Hits of a second pass over a file that a stream may fill.
 pub fn again(env: &Env) -> Res<Vec<Row>> {
     let size = 48 << 20;
     env.file("again", size)?;
@@ -128,7 +128,7 @@ pub fn again(env: &Env) -> Res<Vec<Row>> {
     Ok(vec![Row::alone("48 MiB read again: hits", "%", percent, Need::AtLeast(95.0))])
 }
 
-/// Buffered reads of what was read before.
+/// Requests that buffered re-reads cost, and their speed.
 pub fn buffered(env: &Env) -> Res<Vec<Row>> {
     let size = env.scaled(64 << 20);
     env.file("buffered", size)?;

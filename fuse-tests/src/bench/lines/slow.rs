@@ -92,7 +92,7 @@ fn boot_twice(env: &Env, steps: &[Step]) -> Res<(f64, f64)> {
     Ok((first, second))
 }
 
-/// A boot-like read from a slow source, twice.
+/// The speed of the second boot against the first.
 pub fn boot(env: &Env) -> Res<Vec<Row>> {
     let steps = steps(200);
     let images = env.dir("slow-images")?;

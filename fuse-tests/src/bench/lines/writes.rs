@@ -24,7 +24,7 @@ fn timed_copy(from: &Path, to: &Path, size: u64) -> Res<f64> {
     Ok(speed)
 }
 
-/// Copying a large file in.
+/// A large copy, synced, against the same copy on the source.
 pub fn copy(env: &Env) -> Res<Vec<Row>> {
     let size = env.scaled(2 << 30);
     // Outside the source: what is copied is read from the kernel's page cache by both.
@@ -42,7 +42,7 @@ pub fn copy(env: &Env) -> Res<Vec<Row>> {
     Ok(vec![Row::of("cp of 2 GiB + sync", "MB/s", "source", result, 0.7)])
 }
 
-/// Small buffered writes.
+/// Buffered 4 KiB writes against bindfs.
 pub fn small(env: &Env) -> Res<Vec<Row>> {
     let size = env.scaled(256 << 20);
     env.file("w-ours", size)?;
