@@ -108,6 +108,11 @@ impl Device {
         self.touched.load(Relaxed)
     }
 
+    /// Whether we changed it since the last time; asked before its stamp is taken.
+    pub(super) fn take_touched(&self) -> bool {
+        self.touched.swap(false, Relaxed)
+    }
+
     /// The device's tag.
     pub fn unit(&self) -> u32 {
         self.cached.id.0

@@ -100,14 +100,11 @@ impl BlockStore {
 
     /// Closes one handle. `stamp_now` is asked only where our own writes made the old stamp stale.
     pub fn close(&self, identity: &Identity, stamp_now: &dyn Fn() -> Option<Stamp>) {
-        let stamp = if self.is_touched(identity) { stamp_now() } else { None };
+        let touched = self.live(identity).is_some_and(|device| device.take_touched());
+        let stamp = if touched { stamp_now() } else { None };
         let closed = self.registry.lock().close(identity, stamp, &self.shared.cache);
         // The descriptors are closed without the lock.
         drop(closed);
-    }
-
-    fn is_touched(&self, identity: &Identity) -> bool {
-        self.live(identity).is_some_and(|device| device.is_touched())
     }
 
     /// The device of a file that has an open handle.

@@ -144,6 +144,22 @@ fn a_change_behind_an_open_handle_is_seen_at_the_next_open_and_not_forgotten_at_
 }
 
 #[test]
+fn a_closed_writer_leaves_a_reader_that_notices_foreign_changes() {
+    let (store, file) = (store(), memory(&[7; 4096]));
+    let reader = open(&store, 5, stamp(4096, 1), &file).device;
+    let writer = open(&store, 5, stamp(4096, 1), &file);
+    writer.device.write(0, &[1; 10]).unwrap();
+    assert!(open(&store, 5, stamp(4096, 2), &file).unchanged, "the change was our own");
+    store.close(&identity(5), &|| Some(stamp(4096, 2)));
+    store.close(&identity(5), &|| None);
+    assert!(open(&store, 5, stamp(4096, 2), &file).unchanged);
+    read(&reader, 0, 4096);
+    file.bytes.lock().fill(9);
+    assert!(!open(&store, 5, stamp(4096, 3), &file).unchanged);
+    assert_eq!(read(&reader, 0, 1), [9]);
+}
+
+#[test]
 fn our_own_touches_move_the_stamp() {
     let (store, file) = (store(), memory(&[7; 4096]));
     let opened = open(&store, 5, stamp(4096, 1), &file);

@@ -210,8 +210,18 @@ impl HostTree {
 
     /// The data of the inode behind an O_PATH descriptor, which it keeps open.
     fn device(&self, fd: &Arc<OwnedFd>) -> Arc<FileDevice> {
-        let path = fd.clone();
-        let opener = move |flags: OFlags| path_fd::reopen(&*path, flags);
+        let (path, read_only) = (fd.clone(), self.read_only);
+        let opener = move |flags: OFlags| {
+            if read_only {
+                // A read-only mount writes nothing to the source, access times neither. EPERM: not
+                // our file, and the source's own rules decide.
+                match path_fd::reopen(&*path, flags | OFlags::NOATIME) {
+                    Err(Errno::PERM) => {}
+                    other => return other,
+                }
+            }
+            path_fd::reopen(&*path, flags)
+        };
         Arc::new(FileDevice::new(Box::new(opener), self.direct_io))
     }
 
