@@ -1,199 +1,27 @@
 //! The life of a mount: made, served, ended, on real mounts.
 
+#[path = "lifecycle/place.rs"]
+mod place;
+
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use bcachefs_fuse::config::MountConfig;
 use bcachefs_fuse::fuse::mount::{How, Outcome};
 use bcachefs_fuse::fuse::session::{self, End};
-use fuse_tests::cleanup::{mount_at, unmount_path};
+use fuse_tests::cleanup::mount_at;
 use fuse_tests::paths::{Scratch, binary};
 use fuse_tests::tools::{sh, wait_for};
 use fuse_tests::users::{BOB, run_as};
-use fuse_tests::watch::Watchdog;
 use fuse_tests::{Mount, report, run};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// fusermount3 wants a user with a name: nobody.
-const NOBODY: u32 = 65534;
-const SOON: Duration = Duration::from_secs(10);
-
-/// A root directory and nothing in it.
-struct Empty;
-
-impl fuser::Filesystem for Empty {
-    fn getattr(
-        &self,
-        _request: &fuser::Request,
-        ino: fuser::INodeNo,
-        _fh: Option<fuser::FileHandle>,
-        reply: fuser::ReplyAttr,
-    ) {
-        let epoch = std::time::UNIX_EPOCH;
-        let attr = fuser::FileAttr {
-            ino,
-            size: 0,
-            blocks: 0,
-            atime: epoch,
-            mtime: epoch,
-            ctime: epoch,
-            crtime: epoch,
-            kind: fuser::FileType::Directory,
-            perm: 0o755,
-            nlink: 2,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        };
-        reply.attr(&Duration::from_secs(1), &attr);
-    }
-}
-
-/// Two directories and a watchdog; whatever is mounted there goes with it.
-struct Place {
-    source: PathBuf,
-    mountpoint: PathBuf,
-    scratch: Scratch,
-    _watchdog: Watchdog,
-}
-
-impl Place {
-    fn new(name: &str) -> Option<Place> {
-        if !report::have_fuse() {
-            return None;
-        }
-        let scratch = Scratch::new(name);
-        let (source, mountpoint) = (scratch.path().join("src"), scratch.path().join("mnt"));
-        fs::create_dir(&source).unwrap();
-        fs::create_dir(&mountpoint).unwrap();
-        fs::write(source.join("file"), "content").unwrap();
-        Some(Place {
-            source,
-            mountpoint,
-            scratch,
-            _watchdog: Watchdog::new(Duration::from_secs(60)),
-        })
-    }
-
-    fn root(name: &str) -> Option<Place> {
-        if report::have_root("mount(2)") { Place::new(name) } else { None }
-    }
-
-    /// `bcachefs-fuse mount`, as a daemon.
-    fn mount(&self, options: &[&str], onto: &Path) -> Output {
-        mount(options, &self.source, onto)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        for line in fuse_tests::cleanup::mounts_below(self.scratch.path()).into_iter().rev() {
-            let _ = unmount_path(&line.path, UnmountFlags::DETACH);
-        }
-    }
-}
-
-fn mount(options: &[&str], source: &Path, onto: &Path) -> Output {
-    let mut command = Command::new(binary());
-    command.arg("mount").args(options).arg(source).arg(onto).stdin(Stdio::null());
-    command.output().unwrap()
-}
-
-fn words(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// The entry of the mount on this directory in the registry of live mounts.
-fn entry_of(mountpoint: &Path) -> Option<serde_json::Value> {
-    entries()
-        .into_iter()
-        .map(|(_, entry)| entry)
-        .find(|entry| entry["mountpoint"].as_str() == mountpoint.to_str())
-}
-
-fn entries() -> Vec<(PathBuf, serde_json::Value)> {
-    let files = fs::read_dir("/run/bcachefs-fuse").into_iter().flatten().flatten();
-    files
-        .map(|file| file.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        .filter_map(|path| {
-            let text = fs::read_to_string(&path).ok()?;
-            Some((path, serde_json::from_str(&text).ok()?))
-        })
-        .collect()
-}
-
-fn pid_of(mountpoint: &Path) -> Pid {
-    let entry = entry_of(mountpoint).expect("a registered mount");
-    Pid::from_raw(entry["pid"].as_i64().unwrap() as i32).unwrap()
-}
-
-fn socket_of(mountpoint: &Path) -> PathBuf {
-    let device = entry_of(mountpoint).expect("a registered mount")["device"].clone();
-    format!("/run/bcachefs-fuse/{}-{}.sock", device[0], device[1]).into()
-}
-
-/// Waits until a process that is not our child is gone.
-fn gone(pid: Pid) -> bool {
-    let path = PathBuf::from(format!("/proc/{}/exe", pid.as_raw_pid()));
-    wait_for(SOON, || fs::read_link(&path).err()).is_some()
-}
-
-/// `bcachefs-fuse mount -f`, our own child; killed if a test forgets it.
-struct Foreground {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Foreground {
-    fn start(place: &Place) -> Foreground {
-        let log = place.scratch.path().join("log");
-        let child = Command::new(binary())
-            .args(["mount", "-f"])
-            .args([&place.source, &place.mountpoint])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        let ready = || fs::metadata(place.mountpoint.join("file")).ok();
-        assert!(wait_for(SOON, ready).is_some(), "{}", fs::read_to_string(&log).unwrap());
-        Foreground { child, log }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-
-    fn end(&mut self) -> Option<i32> {
-        let ended = wait_for(SOON, || self.child.try_wait().unwrap());
-        ended.unwrap_or_else(|| panic!("still there:\n{}", self.log())).code()
-    }
-}
-
-impl Drop for Foreground {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// As udev sets it everywhere; a bare devtmpfs has 0600, and fusermount3 opens it as its user.
-fn open_fuse_to_users() {
-    let mode = fs::metadata("/dev/fuse").unwrap().permissions().mode();
-    fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(mode | 0o666)).unwrap();
-}
+use place::*;
 
 #[test]
 fn a_session_of_any_filesystem_from_mount_to_end() {
@@ -448,6 +276,7 @@ fn systemd_hears_of_it() {
         .env("NOTIFY_SOCKET", &path)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let heard = |what: &str| {
@@ -507,7 +336,8 @@ fn a_user_mounts_through_fusermount3() {
     fs::write(place.source.join("secret"), "root's").unwrap();
     fs::set_permissions(place.source.join("secret"), fs::Permissions::from_mode(0o644)).unwrap();
     let program = place.scratch.path().join("bcachefs-fuse");
-    fs::copy(binary(), &program).unwrap();
+    // Not fs::copy: a fork of another test would hold the file open for writing (ETXTBSY).
+    run("cp", &[&binary(), &program]);
     let (program, runtime) = (program.display(), runtime.display());
     let (source, mountpoint) = (place.source.display(), place.mountpoint.display());
     let as_nobody = |line: &str| run_as(NOBODY, &format!("XDG_RUNTIME_DIR={runtime} {line}"));
@@ -527,9 +357,13 @@ fn a_user_mounts_through_fusermount3() {
     let output = as_nobody(&format!("{program} mount {source} {mountpoint}"));
     assert!(words(&output).contains("SOURCE is mounted already"), "{}", words(&output));
     // kill -9 and again, without root.
-    let output = as_nobody(&format!(
-        "sh -c 'pkill -9 -x -U {NOBODY} bcachefs-fuse; sleep 0.1; {program} mount {source} {mountpoint}'"
-    ));
+    let runtime = place.scratch.path().join("run/bcachefs-fuse");
+    let entry = fs::read_dir(&runtime).unwrap().flatten().find_map(|file| {
+        let name = file.file_name().into_string().unwrap();
+        name.strip_suffix(".json")?.parse().ok()
+    });
+    kill_process(Pid::from_raw(entry.unwrap()).unwrap(), Signal::KILL).unwrap();
+    let output = as_nobody(&format!("{program} mount {source} {mountpoint}"));
     assert!(output.status.success(), "{}", words(&output));
     let output = run_as(NOBODY, &format!("cat {mountpoint}/file && fusermount3 -u {mountpoint}"));
     assert!(output.status.success(), "{}", words(&output));

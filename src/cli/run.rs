@@ -148,7 +148,16 @@ fn open_up(
     claim(Some(device))?;
     let shutdown = Box::new(serving.stopper());
     let info = MountInfo { config: config.clone(), device, shutdown };
-    server::spawn(fs.clone(), info).map_err(|error| Failure::of(&error, mountpoint))
+    server::spawn(fs.clone(), info).map_err(|error| {
+        let why = error.source.as_ref().map_or_else(|| format!("{:?}", error.kind), bare);
+        let what = format!("a control socket that is not ours ({why})");
+        Failure::new(what, &error.place, "remove it, then mount again")
+    })
+}
+
+/// "Is a directory", without the number.
+fn bare(error: &std::io::Error) -> String {
+    error.to_string().split(" (os error").next().unwrap_or_default().to_owned()
 }
 
 fn tell(progress: Progress) {

@@ -15,13 +15,16 @@ use super::target;
 use crate::cli::failure::{Failure, Outcome};
 use crate::clock;
 use crate::config::Config;
-use crate::control;
+use crate::control::client::Client;
+use crate::control::proto::Ask;
 use crate::fuse::{mount, mountinfo};
 
 /// A daemon that was killed needs a moment to be gone.
 const DYING: Duration = Duration::from_millis(500);
 /// One whose mount was taken away from outside may have to finish its last requests.
 const LINGERING: Duration = Duration::from_secs(5);
+/// How long a daemon may take to hear that it should stop.
+const ANSWER: Duration = Duration::from_secs(2);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -40,7 +43,7 @@ struct Conflict {
     failure: Failure,
     patience: Duration,
     /// A daemon whose mount was taken away from outside, but that still serves open files.
-    lingering: Option<Entry>,
+    lingering: Option<Box<Entry>>,
 }
 
 impl From<Failure> for Conflict {
@@ -73,7 +76,11 @@ pub fn prepare(config: &Config) -> Outcome<Prepared> {
 /// The mount is gone for everybody but those who had files open: the daemon gives them up.
 fn ask_to_stop(entry: &Entry) {
     let Some(device) = entry.device else { return };
-    if control::client::shutdown(device, entry.uid).is_err() {
+    let asked = Client::connect(device, entry.uid, Duration::ZERO).and_then(|mut client| {
+        client.set_timeout(Some(ANSWER));
+        client.ask(Ask::Shutdown)
+    });
+    if asked.is_err() {
         log::debug!("pid {}: does not answer", entry.pid);
     }
 }
@@ -224,7 +231,7 @@ fn with_patience(entry: &Entry, failure: Failure) -> Conflict {
         entry.mountpoint().display()
     );
     let failure = Failure::new("SOURCE is still in use", entry.source().display(), hint);
-    Conflict { failure, patience: LINGERING, lingering: Some(entry.clone()) }
+    Conflict { failure, patience: LINGERING, lingering: Some(Box::new(entry.clone())) }
 }
 
 fn command(pid: u32) -> String {

@@ -40,7 +40,7 @@ pub fn check_own_files(daemon: &DaemonConfig, mountpoint: &Path) -> Outcome<()> 
         let Some(file) = file else { continue };
         let parent = file.parent().unwrap_or(Path::new("/"));
         let directory = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
-        if directory.starts_with(mountpoint) {
+        if directory.join(file.file_name().unwrap_or_default()).starts_with(mountpoint) {
             let what = format!("{option} lies below MOUNTPOINT");
             return Err(Failure::new(what, file.display(), "give a path outside of the mount"));
         }
