@@ -40,7 +40,7 @@ struct Conflict {
     failure: Failure,
     patience: Duration,
     /// A daemon whose mount was taken away from outside, but that still serves open files.
-    lingering: Option<Entry>,
+    lingering: Option<Box<Entry>>,
 }
 
 impl From<Failure> for Conflict {
@@ -224,7 +224,7 @@ fn with_patience(entry: &Entry, failure: Failure) -> Conflict {
         entry.mountpoint().display()
     );
     let failure = Failure::new("SOURCE is still in use", entry.source().display(), hint);
-    Conflict { failure, patience: LINGERING, lingering: Some(entry.clone()) }
+    Conflict { failure, patience: LINGERING, lingering: Some(Box::new(entry.clone())) }
 }
 
 fn command(pid: u32) -> String {
