@@ -156,7 +156,8 @@ fn keep_trace(pool: &Pool, recorded: &Path) -> Res<()> {
     let all = lines.len();
     let mut kept = format!(
         "# Read trace of zfs-fuse on our mount: {level} of {members}; twice: imported, a tree of \
-         one kernel and\n# {MODULES} modules read, exported ({all} requests, 4096-byte blocks; the first \
+         one kernel and\n# {MODULES} modules read, exported ({all} requests, 4096-byte \
+         blocks; the first \
          ones if cut). \
          Columns: unit first_block blocks\n"
     );

@@ -2,7 +2,8 @@
 //!
 //! A node holds an O_PATH descriptor while it can; past the limit (half of RLIMIT_NOFILE) the least
 //! recently used are closed (a clock: one second chance), and a closed node is reopened by file
-//! handle (root) or by walking from its parent. Its identity is compared after every reopen, so a path that now means another
+//! handle (root) or by walking from its parent. Its identity is compared after every reopen, so a
+//! path that now means another
 //! inode is ESTALE, never the wrong file.
 //!
 //! Invariants: a node is in `by_identity` and in `by_id` together or in neither; `lookups` counts
