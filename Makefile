@@ -37,7 +37,7 @@ check: need-cargo ## formatting, lints, documentation, the rules of the sources
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
-	$(CARGO) test -q -p fuse-tests --test tidy
+	RUST_BACKTRACE=0 $(CARGO) test -q -p fuse-tests --test tidy
 
 fmt: need-cargo ## format the sources
 	$(CARGO) fmt --all

@@ -27,7 +27,7 @@ pub enum Helper {
 }
 
 impl Helper {
-    /// By the name in argv[0].
+    /// By the name in the first argument.
     pub fn of(program: &OsStr) -> Option<Helper> {
         let name = Path::new(program).file_name()?.to_str()?;
         match name {
@@ -37,7 +37,7 @@ impl Helper {
         }
     }
 
-    /// Does its work. `args` are those behind argv[0].
+    /// Does its work. `args` are those behind the first argument.
     pub fn run(self, args: impl Iterator<Item = OsString>) -> Outcome<()> {
         let typed = Typed::parse(args, self)?;
         match self {

@@ -1,7 +1,7 @@
 //! Talking to a live mount (layer 8): a unix socket beside each daemon, one JSON line a request.
 //!
 //! [`server`] answers inside the daemon, [`client`] asks; [`proto`] is what they say, [`socket`]
-//! where they meet; [`live`] changes options, [`errors`] keeps the last errors; [`format`] and
+//! where they meet; [`live`] changes options, [`errors`] keeps the last errors; [`mod@format`] and
 //! [`explain`] turn answers into text. The server knows the filesystem only through [`Mounted`].
 //! States: a server is listening from [`server::spawn`] until its handle is dropped; a trace
 //! started over a connection ends with that connection. Invariant: no request holds a lock of the

@@ -7,7 +7,7 @@ pub struct Summary {
     pub passed: usize,
     /// Tests that failed.
     pub failed: usize,
-    /// Tests with #[ignore].
+    /// Tests marked `ignore`.
     pub ignored: usize,
 }
 
