@@ -13,15 +13,15 @@ use std::time::SystemTime;
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags,
+    PollNotifier, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use super::convert::{caller, file_attr, set_time};
 use super::listing;
-use super::reply::{self, empty, errno, opened, xattr};
+use super::reply::{self, empty, entry, errno, opened, xattr};
 use crate::config::MountConfig;
 use crate::fs::{Changes, Fs, ReadPlace};
 use crate::tree::NewNode;
@@ -62,17 +62,6 @@ impl Adapter {
             log::error!("{op} inode {}: the handler failed in a way that must not happen", node.0);
         }
     }
-
-    fn entry(&self, reply: ReplyEntry, result: crate::error::Result<crate::tree::Entry>) {
-        match result {
-            Ok(entry) => reply.entry(
-                &self.fs.attr_timeout(),
-                &file_attr(&entry.attr),
-                Generation(entry.generation),
-            ),
-            Err(error) => reply.error(errno("entry", &error)),
-        }
-    }
 }
 
 impl Filesystem for Adapter {
@@ -97,7 +86,7 @@ impl Filesystem for Adapter {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.fenced("lookup", parent, |fs| {
             assert_ne!(self.test_panic.as_deref(), Some(name), "test_panic was typed");
-            self.entry(reply, fs.lookup(parent.0, name));
+            entry(reply, fs, fs.lookup(parent.0, name));
         });
     }
 
@@ -158,7 +147,7 @@ impl Filesystem for Adapter {
         let caller = caller(req, umask);
         self.fenced("mknod", parent, |fs| {
             let what = NewNode::Special { rdev };
-            self.entry(reply, fs.make(parent.0, name, what, mode, caller));
+            entry(reply, fs, fs.make(parent.0, name, what, mode, caller));
         });
     }
 
@@ -173,7 +162,7 @@ impl Filesystem for Adapter {
     ) {
         let caller = caller(req, umask);
         self.fenced("mkdir", parent, |fs| {
-            self.entry(reply, fs.make(parent.0, name, NewNode::Dir, mode, caller));
+            entry(reply, fs, fs.make(parent.0, name, NewNode::Dir, mode, caller));
         });
     }
 
@@ -196,7 +185,7 @@ impl Filesystem for Adapter {
         let caller = caller(req, 0);
         self.fenced("symlink", parent, |fs| {
             let what = NewNode::Symlink(target.as_os_str());
-            self.entry(reply, fs.make(parent.0, link_name, what, 0o777, caller));
+            entry(reply, fs, fs.make(parent.0, link_name, what, 0o777, caller));
         });
     }
 
@@ -224,7 +213,7 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.fenced("link", ino, |fs| self.entry(reply, fs.link(ino.0, newparent.0, newname)));
+        self.fenced("link", ino, |fs| entry(reply, fs, fs.link(ino.0, newparent.0, newname)));
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -434,6 +423,20 @@ impl Filesystem for Adapter {
         reply: ReplyIoctl,
     ) {
         reply.error(Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _notifier: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        // Always ready, says the kernel itself after this, for the whole mount: as on a disk.
+        reply.error(Errno::ENOSYS);
     }
 
     fn fallocate(

@@ -2,6 +2,7 @@
 //! works while the mount does not answer.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A process that uses a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,9 +15,24 @@ pub struct Holder {
     pub what: &'static str,
 }
 
+/// How long `find` may look. A process that is stuck in execve(2) on a mount that does not answer
+/// blocks every reader of its /proc entries.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Processes that use the mount with this number or device on this directory, as far as this user
-/// may see; itself left out.
+/// may see and as found within two seconds; itself left out.
 pub fn find(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> Vec<Holder> {
+    let (sender, receiver) = crossbeam_channel::bounded(1);
+    let mountpoint = mountpoint.to_path_buf();
+    let look = move || {
+        // Too late: nobody waits any more.
+        let _ = sender.send(look_for(id, device, &mountpoint));
+    };
+    let started = std::thread::Builder::new().name("holders".into()).spawn(look);
+    started.ok().and_then(|_| receiver.recv_timeout(PATIENCE).ok()).unwrap_or_default()
+}
+
+fn look_for(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> Vec<Holder> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let own = std::process::id();
     processes

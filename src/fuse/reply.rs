@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use fuser::{
-    Errno, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyEmpty, ReplyOpen, ReplyStatfs,
-    ReplyXattr,
+    Errno, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyXattr,
 };
 
 use super::convert::file_attr;
 use crate::error::{Error, Kind, Result};
-use crate::fs::OpenReply;
+use crate::fs::{Fs, OpenReply};
 use crate::sys::AlignedBuf;
 use crate::tree::{Entry, FsStat};
 
@@ -99,5 +99,14 @@ pub(super) fn created(reply: ReplyCreate, ttl: Duration, result: Result<(Entry, 
             open_flags(open),
         ),
         Err(error) => reply.error(errno("create", &error)),
+    }
+}
+
+pub(super) fn entry(reply: ReplyEntry, fs: &Fs, result: Result<Entry>) {
+    match result {
+        Ok(entry) => {
+            reply.entry(&fs.attr_timeout(), &file_attr(&entry.attr), Generation(entry.generation))
+        }
+        Err(error) => reply.error(errno("entry", &error)),
     }
 }
