@@ -75,6 +75,9 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
+        if is_noise(record) {
+            return;
+        }
         if record.level() == Level::Error {
             remember(record.args().to_string());
         }
@@ -148,6 +151,12 @@ pub fn init_logging(config: &DaemonConfig, mountpoint: &Path) -> Result<()> {
     };
     log::set_boxed_logger(Box::new(Logger { sink }))
         .map_err(|_| Error::new(Kind::Exists, "set up logging", ""))
+}
+
+/// fuser calls it an error that the kernel had given a request up (its caller was interrupted)
+/// before the answer came.
+fn is_noise(record: &Record<'_>) -> bool {
+    record.target().starts_with("fuser") && record.args().to_string().contains("(os error 2)")
 }
 
 fn stream(builder: &mut env_logger::Builder) -> Sink {

@@ -30,7 +30,7 @@ thread_local! {
 /// The errno of an error on its way out; what no application expects is logged, once.
 pub(super) fn errno(op: &'static str, error: &Error) -> Errno {
     if matches!(error.kind, Kind::Io | Kind::Corrupt | Kind::Internal) {
-        log::warn!("{op}: {error}");
+        log::error!("{op}: {error}");
     }
     Errno::from_i32(error.errno())
 }
