@@ -20,6 +20,7 @@ mod admission;
 mod device;
 mod fill;
 mod flight;
+mod miss;
 mod shard;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use parking_lot::Mutex;
 
 pub use admission::{Plan, Verdict};
 pub use device::CacheDevice;
+pub use miss::Miss;
 
 use crate::clock;
 use crate::config::Tunables;
