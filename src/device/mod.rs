@@ -1,8 +1,10 @@
 //! Devices (layer 2): anything with bytes at offsets. The block store above knows only this trait.
 
 pub mod file;
+pub mod memory;
 
 pub use file::FileDevice;
+pub use memory::{Image, MemoryDevice};
 
 use crate::error::Result;
 
