@@ -1,5 +1,6 @@
 //! Devices (layer 2): anything with bytes at offsets. The block store above knows only this trait.
 
+pub mod fault;
 pub mod file;
 pub mod memory;
 
