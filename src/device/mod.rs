@@ -1,8 +1,11 @@
 //! Devices (layer 2): anything with bytes at offsets. The block store above knows only this trait.
 
+pub mod fault;
 pub mod file;
+pub mod memory;
 
 pub use file::FileDevice;
+pub use memory::{Image, MemoryDevice};
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,83 +1,12 @@
 //! The store over a device in memory, without FUSE.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use rustix::io::Errno;
 
 use super::*;
-use crate::device::Range;
-use crate::error::{Error, Kind};
+use crate::device::fault::{Call, Fault, FaultDevice, FaultLog};
+use crate::device::{Image, Range};
+use crate::error::Kind;
 use crate::units::{Extent, Timestamp};
-
-/// A device in memory that counts its reads and fails on demand.
-#[derive(Default)]
-struct Memory {
-    bytes: Mutex<Vec<u8>>,
-    reads: AtomicUsize,
-    broken: AtomicBool,
-}
-
-impl BlockDevice for Memory {
-    fn prepare(&self, _write: bool) -> Result<()> {
-        Ok(())
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.reads.fetch_add(1, SeqCst);
-        if self.broken.load(SeqCst) {
-            return Err(Error::new(Kind::Io, "read", "memory"));
-        }
-        let bytes = self.bytes.lock();
-        let from = bytes.get(offset as usize..).unwrap_or_default();
-        let len = from.len().min(buf.len());
-        buf[..len].copy_from_slice(&from[..len]);
-        Ok(len)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
-        let mut bytes = self.bytes.lock();
-        let end = offset as usize + data.len();
-        // A failing write may leave part of its bytes behind.
-        let end = if self.broken.load(SeqCst) { end - data.len() / 2 } else { end };
-        let size = bytes.len().max(end);
-        bytes.resize(size, 0);
-        bytes[offset as usize..end].copy_from_slice(&data[..end - offset as usize]);
-        if self.broken.load(SeqCst) {
-            return Err(Error::new(Kind::Io, "write", "memory"));
-        }
-        Ok(())
-    }
-
-    fn size(&self) -> Result<u64> {
-        Ok(self.bytes.lock().len() as u64)
-    }
-
-    fn set_size(&self, bytes: u64) -> Result<()> {
-        self.bytes.lock().resize(bytes as usize, 0);
-        Ok(())
-    }
-
-    fn change_range(&self, what: Range, offset: u64, len: u64) -> Result<()> {
-        let mut bytes = self.bytes.lock();
-        let end = (offset + len) as usize;
-        if matches!(what, Range::AllocateGrow | Range::ZeroGrow) && bytes.len() < end {
-            bytes.resize(end, 0);
-        }
-        if matches!(what, Range::Punch | Range::ZeroKeep | Range::ZeroGrow) {
-            let end = end.min(bytes.len());
-            if let Some(hole) = bytes.get_mut(offset as usize..end) {
-                hole.fill(0);
-            }
-        }
-        Ok(())
-    }
-
-    fn sync(&self, _data_only: bool) -> Result<()> {
-        if self.broken.load(SeqCst) { Err(Error::new(Kind::Io, "sync", "memory")) } else { Ok(()) }
-    }
-
-    fn seek(&self, offset: u64, _hole: bool) -> Result<u64> {
-        Ok(offset)
-    }
-}
 
 fn store() -> BlockStore {
     BlockStore::new(&StoreConfig { cache_bytes: 4 << 20, ..StoreConfig::default() })
@@ -92,11 +21,18 @@ fn stamp(size: u64, sec: i64) -> Stamp {
     Stamp { size, mtime: time, ctime: time }
 }
 
-fn memory(bytes: &[u8]) -> Arc<Memory> {
-    Arc::new(Memory { bytes: Mutex::new(bytes.to_vec()), ..Memory::default() })
+fn memory(bytes: &[u8]) -> Arc<FaultDevice> {
+    FaultLog::new().add("file", Image::from(bytes))
 }
 
-fn open(store: &BlockStore, ino: u64, stamp: Stamp, memory: &Arc<Memory>) -> OpenedDevice {
+/// Somebody else changes the file.
+fn behind(file: &FaultDevice, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = file.image().to_vec();
+    change(&mut bytes);
+    file.replace(Image::from(&bytes[..]));
+}
+
+fn open(store: &BlockStore, ino: u64, stamp: Stamp, memory: &Arc<FaultDevice>) -> OpenedDevice {
     store.open(identity(ino), stamp, memory.clone(), &|| format!("{ino}").into())
 }
 
@@ -119,9 +55,9 @@ fn a_closed_unchanged_file_keeps_its_blocks_and_a_changed_one_does_not() {
     let again = open(&store, 5, stamp(8192, 1), &file);
     assert!(again.unchanged && again.device.unit() == first.device.unit());
     read(&again.device, 0, 8192);
-    assert_eq!(file.reads.load(SeqCst), 1, "the second read hits");
+    assert_eq!(file.calls(Call::Read), 1, "the second read hits");
     store.close(&identity(5), &|| None);
-    file.bytes.lock().fill(8);
+    behind(&file, |bytes| bytes.fill(8));
     let changed = open(&store, 5, stamp(8192, 2), &file);
     assert!(!changed.unchanged && changed.device.unit() != first.device.unit());
     assert_eq!(read(&changed.device, 0, 8192), [8; 8192]);
@@ -132,12 +68,12 @@ fn a_change_behind_an_open_handle_is_seen_at_the_next_open_and_not_forgotten_at_
     let (store, file) = (store(), memory(&[7; 8192]));
     let first = open(&store, 5, stamp(8192, 1), &file);
     read(&first.device, 0, 8192);
-    file.bytes.lock().fill(8);
+    behind(&file, |bytes| bytes.fill(8));
     // Closed without a write of ours: the stamp of the open stays, so the change is noticed.
     store.close(&identity(5), &|| Some(stamp(8192, 2)));
     let next = open(&store, 5, stamp(8192, 2), &file);
     assert_eq!((next.unchanged, read(&next.device, 0, 1)), (false, vec![8]));
-    file.bytes.lock().fill(9);
+    behind(&file, |bytes| bytes.fill(9));
     let second = open(&store, 5, stamp(8192, 3), &file);
     assert!(!second.unchanged && second.device.unit() == next.device.unit());
     assert_eq!(read(&next.device, 0, 1), [9]);
@@ -154,7 +90,7 @@ fn a_closed_writer_leaves_a_reader_that_notices_foreign_changes() {
     store.close(&identity(5), &|| None);
     assert!(open(&store, 5, stamp(4096, 2), &file).unchanged);
     read(&reader, 0, 4096);
-    file.bytes.lock().fill(9);
+    behind(&file, |bytes| bytes.fill(9));
     assert!(!open(&store, 5, stamp(4096, 3), &file).unchanged);
     assert_eq!(read(&reader, 0, 1), [9]);
 }
@@ -208,7 +144,7 @@ fn reads_are_clamped_and_follow_writes_truncates_and_holes() {
     assert_eq!(read(&device, 4090, 8), [0, 0, 0, 0, 0, 0, 1, 1]);
     device.change_range(Range::ZeroGrow, 8000, 1000).unwrap();
     assert_eq!((device.size(), read(&device, 8990, 100).len()), (9000, 10));
-    assert_eq!(file.bytes.lock().len(), 9000);
+    assert_eq!(file.size().unwrap(), 9000);
 }
 
 #[test]
@@ -220,10 +156,10 @@ fn a_size_seen_behind_the_mount_counts_only_if_we_did_not_change_it_meanwhile() 
     device.write(100, &[2; 100]).unwrap();
     device.observe(100, version);
     assert_eq!(device.size(), 200, "an old attribute never cuts our write off");
-    file.bytes.lock().resize(4000, 3);
+    behind(&file, |bytes| bytes.resize(4000, 3));
     device.observe(4000, device.size_version());
     assert_eq!(read(&device, 190, 20)[..], [[2; 10], [3; 10]].concat());
-    file.bytes.lock().truncate(10);
+    behind(&file, |bytes| bytes.truncate(10));
     device.observe(10, device.size_version());
     assert_eq!(read(&device, 0, 100), [1; 10]);
 }
@@ -233,13 +169,16 @@ fn errors_reach_the_caller_and_nothing_wrong_is_cached() {
     let (store, file) = (store(), memory(&[1; 16384]));
     let device = open(&store, 5, stamp(16384, 1), &file).device;
     read(&device, 0, 4096);
-    file.broken.store(true, SeqCst);
+    for call in [Call::Read, Call::Write, Call::Sync] {
+        // A failing write may leave part of its bytes behind.
+        file.inject(Fault::fail(call, Errno::IO).partly().always());
+    }
     assert_eq!(read(&device, 0, 4096), [1; 4096], "cached blocks are still served");
     let plan = device.plan_read(4096, 4096);
     assert_eq!(device.read(&plan, &mut [0; 4096]).unwrap_err().kind, Kind::Io);
     assert!(device.write(0, &[9; 4096]).is_err());
     assert!(device.sync(true).is_err());
-    file.broken.store(false, SeqCst);
+    file.heal();
     assert_eq!(read(&device, 4096, 4), [1; 4]);
     let after = read(&device, 0, 4096);
     assert_eq!((after[0], after[4095]), (9, 1), "what the failed write left, not what was cached");
@@ -251,16 +190,16 @@ fn modes_decide_what_a_write_leaves_in_the_cache() {
     let (store, file) = (store(), memory(&[1; 8192]));
     let device = open(&store, 5, stamp(8192, 1), &file).device;
     device.write(0, &[2; 4096]).unwrap();
-    assert_eq!((read(&device, 0, 1), file.reads.load(SeqCst)), (vec![2], 0));
+    assert_eq!((read(&device, 0, 1), file.calls(Call::Read)), (vec![2], 0));
     store.set_cache_mode(CacheMode::Writearound);
     device.write(0, &[3; 4096]).unwrap();
-    assert_eq!((read(&device, 0, 1), file.reads.load(SeqCst)), (vec![3], 1));
+    assert_eq!((read(&device, 0, 1), file.calls(Call::Read)), (vec![3], 1));
     store.set_cache_mode(CacheMode::None);
     assert_eq!(store.snapshot(None).resident_blocks, 0);
     for _ in 0..2 {
         read(&device, 0, 4096);
     }
-    assert_eq!((file.reads.load(SeqCst), store.snapshot(None).resident_blocks), (3, 0));
+    assert_eq!((file.calls(Call::Read), store.snapshot(None).resident_blocks), (3, 0));
     let total = store.snapshot(None).total;
     assert_eq!((total.bypassed, total.hits + total.misses), (2, 2));
 }
@@ -291,7 +230,7 @@ fn concurrent_writers_and_readers_end_with_cache_equal_to_device() {
         }
     });
     let cached = read(&device, 0, 1 << 17);
-    assert_eq!(cached, file.bytes.lock()[..], "J7: no stale block, whatever the interleaving");
+    assert_eq!(cached, file.image().to_vec(), "J7: no stale block, whatever the interleaving");
     let extent = Extent { offset: 0, len: 1 };
     assert!(extent.overlaps(&extent));
 }
