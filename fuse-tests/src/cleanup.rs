@@ -84,6 +84,11 @@ pub fn mounts_below(dir: &Path) -> Vec<MountLine> {
 /// or where the control filesystem is not mounted by a forced unmount (root only), which aborts the
 /// connection and may take the mount away too.
 pub fn abort_connection(mount: &MountLine) {
+    // The kernel gives a minor number to the next mount as soon as this one is gone: look again,
+    // or it may be somebody else's connection.
+    if !mounts().iter().any(|now| now.path == mount.path && now.minor == mount.minor) {
+        return;
+    }
     let control = format!("/sys/fs/fuse/connections/{}/abort", mount.minor);
     if fs::write(control, "1").is_err() && mount.fstype.starts_with("fuse") {
         let _ = unmount(&mount.path, UnmountFlags::FORCE);
