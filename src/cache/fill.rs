@@ -36,32 +36,32 @@ pub(super) enum Purpose {
 }
 
 /// One of our own flights.
-pub(super) struct Run {
-    pub(super) flight: Arc<Flight>,
-    pub(super) end: u64,
+struct Run {
+    flight: Arc<Flight>,
+    end: u64,
     /// The bytes, where they do not lie in the request's own buffer.
-    pub(super) own: Option<AlignedBuf>,
-    pub(super) failure: Option<Failure>,
+    own: Option<AlignedBuf>,
+    failure: Option<Failure>,
 }
 
-pub(super) struct Fill<'a> {
-    pub(super) cache: &'a Cache,
-    pub(super) dev: &'a CacheDevice,
-    pub(super) span: Span,
-    pub(super) out: &'a mut [u8],
-    pub(super) expire_ms: u64,
-    pub(super) now: u32,
+struct Fill<'a> {
+    cache: &'a Cache,
+    dev: &'a CacheDevice,
+    span: Span,
+    out: &'a mut [u8],
+    expire_ms: u64,
+    now: u32,
     /// Of the oldest block that hit.
-    pub(super) age_ms: u32,
-    pub(super) purpose: Purpose,
+    age_ms: u32,
+    purpose: Purpose,
     /// Ascending; emptied when they land.
-    pub(super) runs: Vec<Run>,
+    runs: Vec<Run>,
     /// Ascending.
-    pub(super) joined: Vec<(u64, Arc<Flight>)>,
+    joined: Vec<(u64, Arc<Flight>)>,
     /// Of each group, the shard's version in step 1.
-    pub(super) versions: Vec<u64>,
+    versions: Vec<u64>,
     /// First and last block whole, if they hit and the request covers a part only.
-    pub(super) edges: Vec<(u64, Vec<u8>)>,
+    edges: Vec<(u64, Vec<u8>)>,
 }
 
 impl Cache {
@@ -260,7 +260,7 @@ impl Fill<'_> {
         }
     }
 
-    pub(super) fn settle(&mut self) {
+    fn settle(&mut self) {
         let block_size = 1usize << self.span.shift;
         let ahead = self.purpose == Purpose::Ahead;
         let mut gone = Gone::default();
@@ -322,7 +322,7 @@ impl Fill<'_> {
     }
 
     /// Lands every flight of ours; the first failure.
-    pub(super) fn land(&mut self) -> Option<Failure> {
+    fn land(&mut self) -> Option<Failure> {
         let mut first = None;
         for run in std::mem::take(&mut self.runs) {
             let blocks = run.end - run.flight.first;

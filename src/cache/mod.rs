@@ -20,7 +20,6 @@ mod admission;
 mod device;
 mod fill;
 mod flight;
-mod miss;
 mod shard;
 #[cfg(test)]
 mod tests;
@@ -32,7 +31,6 @@ use parking_lot::Mutex;
 
 pub use admission::{Plan, Verdict};
 pub use device::CacheDevice;
-pub use miss::Miss;
 
 use crate::clock;
 use crate::config::Tunables;

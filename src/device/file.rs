@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, ftruncate, seek};
 use rustix::io::{Errno, pread, pwrite};
 
-use super::{BlockDevice, Range, RawTarget};
+use super::{BlockDevice, Range};
 use crate::config::DirectIo;
 use crate::error::{Error, OpContext, Result};
 use crate::sys::AlignedBuf;
@@ -258,11 +258,6 @@ impl BlockDevice for FileDevice {
         } else {
             rustix::fs::fsync(&*fd).op("fsync")
         }
-    }
-
-    fn raw(&self) -> Option<RawTarget> {
-        let file = self.read_fd().ok()?;
-        self.is_direct().then_some(RawTarget { file })
     }
 
     fn seek(&self, offset: u64, hole: bool) -> Result<u64> {

@@ -7,9 +7,6 @@ pub mod memory;
 pub use file::FileDevice;
 pub use memory::{Image, MemoryDevice};
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
 use crate::error::Result;
 
 /// What a device can be asked for beyond bytes.
@@ -25,13 +22,6 @@ pub enum Range {
     ZeroKeep,
     /// Zero the bytes and grow the size to the end of the range.
     ZeroGrow,
-}
-
-/// Where a device's bytes can be read without it: for reads that no thread waits for.
-#[derive(Clone, Debug)]
-pub struct RawTarget {
-    /// Opened O_DIRECT; the device's byte 0 is the file's byte 0.
-    pub file: Arc<OwnedFd>,
 }
 
 /// A run of bytes with a size: a file, a partition, memory. Every call may come from any thread;
@@ -58,11 +48,6 @@ pub trait BlockDevice: Send + Sync {
 
     /// Makes written bytes durable; with `data_only` attributes that no read needs may be left.
     fn sync(&self, data_only: bool) -> Result<()>;
-
-    /// Where aligned reads may go around this device; None: only through `read_at`.
-    fn raw(&self) -> Option<RawTarget> {
-        None
-    }
 
     /// The next data (`hole` false) or hole at or after `offset`; ENXIO past the end.
     fn seek(&self, offset: u64, hole: bool) -> Result<u64>;

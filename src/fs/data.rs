@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Fs;
 use crate::device::Range;
 use crate::error::{Error, Kind, Result};
-use crate::store::{Answer, Device, ReadPlan, Submitted};
+use crate::store::{Device, ReadPlan};
 use crate::sys::AlignedBuf;
 use crate::sys::flags::{
     FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE, SEEK_DATA, SEEK_HOLE,
@@ -89,24 +89,6 @@ impl Fs {
             }
             Ok(if answered { Ok(len) } else { Err(Read { device: device.clone(), plan }) })
         })
-    }
-
-    /// Answers a read that must go to the device: by the ring if it can be, else on this thread
-    /// with `buffer`, or parked.
-    pub fn answer(&self, read: Read, buffer: &mut [u8], answer: Answer) {
-        let submitted = match self.pool.ring() {
-            Some(ring) => read.device.read_detached(&read.plan, ring, answer),
-            None => Submitted::NotTaken(answer),
-        };
-        match submitted {
-            Submitted::InFlight => {}
-            Submitted::Later(job) => self.pool.run(job),
-            Submitted::NotTaken(answer) => {
-                self.pool.run_with(buffer, read.len(), move |buffer| {
-                    answer(read.run(buffer).map(|()| &*buffer));
-                });
-            }
-        }
     }
 
     /// Writes all of `data`.

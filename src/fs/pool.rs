@@ -5,8 +5,8 @@
 //! Parked bytes are capped; past the cap the request thread does the work after all. Read-ahead is
 //! offered: dropped when the queue is full. States: created -> started -> stopped.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 
 use crate::error::{OpContext, Result};
 use crate::sys::AlignedBuf;
-use crate::sys::ring::Ring;
 
 /// Worker threads: with the request threads inside, about 32 device reads are in flight.
 const WORKERS: usize = 20;
@@ -38,8 +37,6 @@ pub struct Pool {
     jobs: Mutex<Option<Sender<Job>>>,
     receiver: Receiver<Job>,
     workers: Mutex<Vec<JoinHandle<()>>>,
-    /// None before the start, and where io_uring is refused.
-    ring: OnceLock<Arc<Ring>>,
 }
 
 /// One request thread inside device work; leaves on drop.
@@ -62,7 +59,6 @@ impl Pool {
             jobs: Mutex::new(Some(sender)),
             receiver,
             workers: Mutex::default(),
-            ring: OnceLock::new(),
         }
     }
 
@@ -77,35 +73,12 @@ impl Pool {
                 .op("start a worker thread")?;
             workers.push(worker);
         }
-        match Ring::new() {
-            Ok(ring) => workers.push(self.reap(Arc::new(ring))?),
-            Err(error) => log::info!("io_uring: {error}; device reads are done by threads"),
-        }
         Ok(())
-    }
-
-    fn reap(&self, ring: Arc<Ring>) -> Result<JoinHandle<()>> {
-        let reaped = ring.clone();
-        let thread = std::thread::Builder::new()
-            .name("bcfs-ring".into())
-            .spawn(move || reaped.reap())
-            .op("start the ring's thread")?;
-        // The first ring stays; `start` is called once.
-        let _ = self.ring.set(ring);
-        Ok(thread)
-    }
-
-    /// Where reads go that no thread waits for.
-    pub fn ring(&self) -> Option<&Ring> {
-        self.ring.get().map(|ring| &**ring)
     }
 
     /// Lets the workers finish what is queued, then ends them.
     pub fn stop(&self) {
         self.jobs.lock().take();
-        if let Some(ring) = self.ring.get() {
-            ring.stop();
-        }
         for worker in self.workers.lock().drain(..) {
             // A worker cannot panic: its jobs are fenced.
             let _ = worker.join();

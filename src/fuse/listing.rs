@@ -4,7 +4,6 @@ use fuser::{Generation, INodeNo, ReplyData, ReplyDirectory, ReplyDirectoryPlus};
 
 use super::convert::{file_attr, file_type};
 use super::reply::{errno, with_buffer};
-use crate::error::Result;
 use crate::fs::{Fs, ReadPlace};
 
 /// Answers a read from the cache, or hands it to the pool with its reply.
@@ -12,11 +11,10 @@ pub(super) fn read(fs: &Fs, place: ReadPlace, reply: ReplyData) {
     with_buffer(place.len, |buffer| match fs.read(place, buffer) {
         Ok(Ok(len)) => reply.data(buffer.get(..len).unwrap_or_default()),
         Ok(Err(read)) => {
-            let answer = move |result: Result<&[u8]>| match result {
-                Ok(bytes) => reply.data(bytes),
+            fs.pool().run_with(buffer, read.len(), move |buffer| match read.run(buffer) {
+                Ok(()) => reply.data(buffer),
                 Err(error) => reply.error(errno("read", &error)),
-            };
-            fs.answer(read, buffer, Box::new(answer));
+            })
         }
         Err(error) => reply.error(errno("read", &error)),
     });

@@ -27,9 +27,9 @@ struct Size {
 
 /// An open device.
 pub struct Device {
-    pub(super) shared: Arc<Shared>,
-    pub(super) cached: Arc<CacheDevice>,
-    pub(super) file: Arc<dyn BlockDevice>,
+    shared: Arc<Shared>,
+    cached: Arc<CacheDevice>,
+    file: Arc<dyn BlockDevice>,
     size: Mutex<Size>,
     ranges: Ranges,
     /// Something on it changed since its last full sync.
@@ -40,12 +40,12 @@ pub struct Device {
 
 /// A read request that has been admitted (or not) and clamped.
 pub struct ReadPlan {
-    pub(super) offset: u64,
-    pub(super) len: usize,
-    pub(super) admission: Admission,
+    offset: u64,
+    len: usize,
+    admission: Admission,
 }
 
-pub(super) enum Admission {
+enum Admission {
     /// Through the cache, under this verdict.
     Cached(Plan),
     /// The cache is off.

@@ -7,7 +7,6 @@
 //!   3. `Device.size`
 //!   4. the cache's own (see `cache`)
 
-mod detached;
 pub mod device;
 mod ranges;
 mod registry;
@@ -19,7 +18,6 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-pub use self::detached::{Answer, Submitted};
 pub use self::device::{Device, ReadPlan};
 use self::registry::Registry;
 pub use self::registry::Stamp;
@@ -33,7 +31,7 @@ use crate::units::{DeviceId, Identity};
 
 /// What every device of a store shares.
 pub(crate) struct Shared {
-    pub(crate) cache: Arc<Cache>,
+    pub(crate) cache: Cache,
     pub(crate) tunables: Tunables,
     pub(crate) trace: TraceRecorder,
     pub(crate) block_size: u32,
@@ -59,7 +57,7 @@ impl BlockStore {
     pub fn new(config: &StoreConfig) -> BlockStore {
         let cache = Cache::new(config.cache_bytes, config.block_size, config.unit_flush);
         let shared = Shared {
-            cache: Arc::new(cache),
+            cache,
             tunables: Tunables::new(config),
             trace: TraceRecorder::default(),
             block_size: config.block_size,

@@ -8,7 +8,6 @@ pub mod aligned;
 pub mod handle;
 pub mod path_fd;
 pub mod process;
-pub mod ring;
 pub mod umask;
 
 pub use aligned::AlignedBuf;
