@@ -9,6 +9,7 @@ pub mod handle;
 pub mod path_fd;
 pub mod process;
 pub mod umask;
+pub mod write_out;
 
 pub use aligned::AlignedBuf;
 
