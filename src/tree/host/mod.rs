@@ -39,6 +39,11 @@ pub const STATE_NAME: &str = ".bcachefs-fuse";
 
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// The I/O size told to applications for regular files: every request is a round trip through the
+/// kernel (two for a write, which asks for security.capability first), so cp(1) and its like fare
+/// better with a few large ones. Not above the default `bypass`: it is still worth caching.
+const PREFERRED_IO: u32 = 256 << 10;
+
 /// How deep a chain of recorded parents may be when a node is reopened by path.
 const MAX_DEPTH: usize = 4096;
 
@@ -67,7 +72,10 @@ fn attr_of(stat: &Stat, id: NodeId) -> Attr {
         uid: stat.st_uid,
         gid: stat.st_gid,
         rdev: encode_rdev(stat.st_rdev),
-        blksize: stat.st_blksize as u32,
+        blksize: match stat.st_mode & S_IFMT {
+            S_IFREG => (stat.st_blksize as u32).max(PREFERRED_IO),
+            _ => stat.st_blksize as u32,
+        },
     }
 }
 
