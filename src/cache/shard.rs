@@ -14,6 +14,7 @@ use lru::LruCache;
 use super::device::Gone;
 use super::flight::Flight;
 use crate::stats::BlockInfo;
+use crate::sys::huge;
 use crate::units::{BlockNo, DeviceId};
 
 /// A block's name.
@@ -57,6 +58,13 @@ impl BuildHasher for KeyHash {
     fn build_hasher(&self) -> KeyHasher {
         KeyHasher { seed: self.0, state: self.0 >> 1 }
     }
+}
+
+/// Zeroed bytes that become resident where they are used.
+fn slab(len: usize) -> Vec<u8> {
+    let mut slab = vec![0; len];
+    huge::advise(&mut slab);
+    slab
 }
 
 /// Two multiplications a key.
@@ -121,7 +129,7 @@ impl Shard {
                 hash.clone(),
             ),
             // Zeroed memory of this size comes from the kernel page by page, when touched.
-            slab: vec![0; capacity * block_size as usize],
+            slab: slab(capacity * block_size as usize),
             meta: Vec::with_capacity(capacity),
             free: Vec::new(),
             capacity,
@@ -301,7 +309,7 @@ impl Shard {
         self.free = Vec::new();
         if release {
             let len = std::mem::take(&mut self.slab).len();
-            self.slab = vec![0; len];
+            self.slab = slab(len);
         }
     }
 

@@ -6,6 +6,7 @@
 
 pub mod aligned;
 pub mod handle;
+pub mod huge;
 pub mod path_fd;
 pub mod process;
 pub mod umask;
