@@ -15,6 +15,7 @@ pub mod device;
 pub mod error;
 pub mod fs;
 pub mod fuse;
+pub mod journal;
 pub mod stats;
 pub mod store;
 pub mod sys;
