@@ -16,7 +16,7 @@ use super::format::{
     DeviceIdentity, HEADER_BYTES, Header, RECORD_ALIGN, RecordKind, Uuid, record_bytes,
 };
 use super::health::FailUnlessDone;
-use super::reserve::Reservation;
+use super::reserve::{Reservation, pieces_max};
 use super::ring::Ring;
 use super::segment::SPLIT_MIN;
 use crate::device::BlockDevice;
@@ -309,10 +309,14 @@ impl Journal {
     /// Invalid: more than reserved, an unknown device, a record too long; nothing was appended.
     /// Any other error: the journal failed (J11).
     pub fn append(&self, room: &mut Reservation, entries: &[Entry<'_>]) -> Result<Appended> {
-        let mut charge = 0;
+        let (mut charge, mut records) = (0_u64, 0);
         for entry in entries {
             self.check_entry(entry)?;
-            charge += self.charge_one(&entry.change);
+            charge = charge.saturating_add(self.charge_one(&entry.change));
+            records += pieces_max(&self.geometry, entry.change.payload().len() as u64);
+        }
+        if records > u64::from(u16::MAX) {
+            return Err(Error::new(Kind::Invalid, "journal write", "too many records"));
         }
         let mut log = self.log.lock();
         for entry in entries.iter().filter(|entry| entry.change.kind().of_device()) {
@@ -334,9 +338,7 @@ impl Journal {
         let kind = entry.change.kind();
         let long = entry.change.payload().len() as u64 > self.geometry.payload_max();
         let code = matches!(kind, RecordKind::Opaque(code) if !(16..=31).contains(&code));
-        // A write of more pieces than `index` counts is refused long before, by its reservation.
-        let pieces = entry.change.payload().len() as u64 / SPLIT_MIN > u64::from(u16::MAX);
-        if code || (long && kind != RecordKind::Data) || pieces {
+        if code || (long && kind != RecordKind::Data) {
             return Err(Error::new(Kind::Invalid, "journal write", format!("{kind:?}")));
         }
         match entry.offset.checked_add(entry.change.length()) {

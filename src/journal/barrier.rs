@@ -18,7 +18,8 @@ struct State {
     leading: bool,
 }
 
-/// The barrier's state.
+/// The barrier's state: idle or led by one. Lock: `state`, a leaf, not held across the sync.
+/// Invariant: `durable` never runs ahead of a successful sync.
 #[derive(Debug)]
 pub(super) struct Group {
     state: Mutex<State>,
@@ -118,8 +119,9 @@ impl Journal {
         let covered = self.appended_seq();
         self.group.syncs.fetch_add(1, SeqCst);
         if let Err(error) = self.device.sync(true) {
+            // EIO to every waiter, whatever the device said: it is the same failure to all (J11).
             self.fail(&format!("barrier: {error}"));
-            return Err(error);
+            return self.health.check();
         }
         leader.covered = Some(covered);
         Ok(())

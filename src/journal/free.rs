@@ -1,6 +1,6 @@
-//! Freeing the tail: barrier (so that every superseding record is durable), no pins, the caller says
-//! its devices are synced (J4 is the store's), superblock with the new tail written and synced,
-//! only then the slot may be reused.
+//! Freeing the tail: barrier (so that every superseding record is durable), no pins, the caller
+//! says its devices are synced (J4 is the store's), superblock with the new tail written and
+//! synced, only then the slot may be reused.
 //!
 //! States: idle -> one caller frees -> idle. `freeing` is a flag, not a lock: the others are told
 //! to come back, nobody waits. Locks: `log` and `superblock`, each for a moment, none across I/O.

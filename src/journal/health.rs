@@ -1,7 +1,8 @@
 //! Whether the journal can still be trusted.
 //!
 //! States: good -> failed, for good. Lock: `why`, a leaf. Invariant: J11, a failed sync or write is
-//! never followed by a success; a journal opened for reading only is one that failed from the start.
+//! never followed by a success. A journal opened for reading only is one that failed from the
+//! start.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -10,7 +11,7 @@ use parking_lot::Mutex;
 use super::reserve::Space;
 use crate::error::{Error, Kind, Result};
 
-/// The latch.
+/// The latch: good -> failed. Lock: `why`, a leaf.
 #[derive(Debug, Default)]
 pub struct Health {
     failed: AtomicBool,

@@ -13,7 +13,7 @@
 //! the segment may have ended: then the next slot begins with that sequence. Else the log ends.
 //! So neither the end of a segment nor the end of a generation needs a mark of its own.
 //!
-//! Lock order, outermost first; only `log` is held across device I/O (the append's buffered pwrite):
+//! Lock order, outermost first; only `log` is held across device I/O (the buffered pwrite):
 //!   1. `log`, the append lock
 //!   2. `Space`'s and `Health`'s own
 //!
@@ -28,6 +28,7 @@ pub mod free;
 pub mod health;
 pub mod replay;
 pub mod reserve;
+mod revoked;
 pub mod ring;
 mod scan;
 pub mod segment;
@@ -64,7 +65,9 @@ pub struct Mutants {
     pub ignore_generation: bool,
 }
 
-/// A running journal. All methods may be called from any thread.
+/// A running journal. All methods may be called from any thread. Running -> failed, for good (J11):
+/// then nothing is written any more, and reads are checked. Locks: as above. Invariant: a sequence
+/// given is in the page cache, or the journal has failed.
 pub struct Journal {
     device: Arc<dyn BlockDevice>,
     geometry: Geometry,

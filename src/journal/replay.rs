@@ -39,7 +39,8 @@ pub struct Record<'a> {
     pub payload: &'a [u8],
 }
 
-/// A journal that was read and does not run yet.
+/// A journal that was read and does not run yet. Opened -> visited any number of times -> started
+/// or read-only, which use it up. Owned by one thread, no locks. Until `start` nothing is written.
 pub struct Recovered {
     device: Arc<dyn BlockDevice>,
     superblock: Superblock,
@@ -170,7 +171,8 @@ impl Recovered {
         // without it would stand behind a hole.
         self.device.sync(false)?;
         superblock.serial += 1;
-        superblock.generation += 1;
+        // A lost superblock may have been of the next generation already: never the same twice.
+        superblock.generation += if self.scan.corruption.is_some() { 2 } else { 1 };
         superblock.start_seq = self.scan.next_seq;
         superblock.durable_seq = self.scan.next_seq - 1;
         write_superblock(&*self.device, &superblock)?;

@@ -33,7 +33,8 @@ struct State {
     queue: VecDeque<u64>,
 }
 
-/// The promises.
+/// The promises. Lock: `state`, a leaf. Invariant: what is granted and not yet used fits into what
+/// the ring has, however segments end.
 #[derive(Debug)]
 pub struct Space {
     geometry: Geometry,
@@ -42,13 +43,17 @@ pub struct Space {
     health: Arc<Health>,
 }
 
-/// The most a splittable write of `len` bytes can take.
+/// The most records a splittable write of `len` bytes becomes.
+pub fn pieces_max(geometry: &Geometry, len: u64) -> u64 {
+    len / geometry.payload_max() + len / geometry.effective() + 2
+}
+
+/// The most room a splittable write of `len` bytes can take.
 pub fn charge_data(geometry: &Geometry, len: u64) -> u64 {
-    let crossings = 1 + len / geometry.effective();
-    let pieces = len / geometry.payload_max() + 1 + crossings;
     // A header and padding each, and a Device record in each segment.
-    let headers = pieces.saturating_mul(record_bytes(0) + 8);
-    let devices = (crossings + 1).saturating_mul(record_bytes(DEVICE_MAX as u64));
+    let headers = pieces_max(geometry, len).saturating_mul(record_bytes(0) + 8);
+    let segments = len / geometry.effective() + 2;
+    let devices = segments.saturating_mul(record_bytes(DEVICE_MAX as u64));
     len.saturating_add(headers).saturating_add(devices)
 }
 

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use super::segment::{Geometry, Segment};
 
-/// What lies between tail and head.
+/// What lies between tail and head: empty, or segments of which the last is open (the head) or
+/// sealed. Guarded by the append lock.
 #[derive(Debug)]
 pub struct Ring {
     geometry: Geometry,

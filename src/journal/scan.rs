@@ -2,14 +2,15 @@
 //!
 //! States of a walk: at the start of a segment -> inside it -> the next segment ... -> the end. No
 //! locks: one thread, before anything runs. Invariants: J8 (a record counts only with the expected
-//! sequence and a generation that can stand there), J9 (a bad record is corruption only if something
-//! says that its sequence was durable), all records of a write or none.
+//! sequence and a generation that can stand there), J9 (a bad record is corruption only if
+//! something says that its sequence was durable), all records of a write or none.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Mutants;
 use super::format::{HEADER_BYTES, Header, RECORD_ALIGN, RecordKind, Superblock};
+use super::revoked::Revoked;
 use super::segment::{Geometry, Segment};
 use crate::device::BlockDevice;
 use crate::error::Result;
@@ -226,7 +227,7 @@ pub(super) struct Scan {
     pub(super) next_seq: u64,
     /// Records of writes that are not whole: sequences from, to.
     dropped: Vec<(u64, u64)>,
-    revokes: HashMap<u32, Vec<(u64, Extent)>>,
+    revoked: Revoked,
     pub(super) corruption: Option<Corruption>,
 }
 
@@ -238,7 +239,7 @@ impl Scan {
             segments: VecDeque::new(),
             next_seq: walk.expected,
             dropped: Vec::new(),
-            revokes: HashMap::new(),
+            revoked: Revoked::default(),
             corruption: None,
         };
         let mut writes = Writes::default();
@@ -279,7 +280,7 @@ impl Scan {
 
     fn revoke(&mut self, header: &Header) {
         let extent = Extent { offset: header.offset, len: header.length };
-        self.revokes.entry(header.device.0).or_default().push((header.seq, extent));
+        self.revoked.insert(header.device, extent, header.seq);
     }
 
     /// Whether a record's write is whole.
@@ -295,36 +296,18 @@ impl Scan {
 
     /// What later Revokes leave of a record's range.
     pub(super) fn live(&self, header: &Header) -> Vec<Extent> {
-        let mut live = match header.kind {
-            RecordKind::Data | RecordKind::Zero => {
-                vec![Extent { offset: header.offset, len: header.length }]
-            }
-            RecordKind::Truncate => {
-                vec![Extent { offset: header.size_after, len: u64::MAX - header.size_after }]
-            }
-            _ => Vec::new(),
+        let (offset, len) = match header.kind {
+            RecordKind::Data | RecordKind::Zero => (header.offset, header.length),
+            RecordKind::Truncate => (header.size_after, u64::MAX - header.size_after),
+            _ => return Vec::new(),
         };
-        for (seq, revoked) in self.revokes.get(&header.device.0).into_iter().flatten() {
-            if *seq > header.seq {
-                live = live.iter().flat_map(|extent| without(extent, revoked)).collect();
-            }
-        }
-        live.retain(|extent| extent.len > 0);
-        live
+        self.revoked.live(header.device, Extent { offset, len }, header.seq)
     }
 }
 
-/// What is left of an extent: at most two.
-fn without(extent: &Extent, cut: &Extent) -> [Extent; 2] {
-    let first_end = extent.end().min(cut.offset.max(extent.offset));
-    let second = extent.offset.max(cut.end().min(extent.end()));
-    [
-        Extent { offset: extent.offset, len: first_end - extent.offset },
-        Extent { offset: second, len: extent.end() - second },
-    ]
-}
-
 /// Whether the log ends where it must not (J9): something says that the next sequence was durable.
+/// A record of a generation that the superblock does not know says that a superblock is lost, since
+/// a generation's superblock is durable before its first record.
 fn judge(reader: &mut Reader, walk: &Walk) -> Result<Option<Corruption>> {
     let superblock = reader.superblock;
     let at = walk.position(&reader.geometry);
@@ -349,7 +332,7 @@ fn judge(reader: &mut Reader, walk: &Walk) -> Result<Option<Corruption>> {
     Ok(None)
 }
 
-/// A durable sequence of at least `expected` that any valid record between two places names.
+/// What a record between two places that makes the end at `expected` a corruption says is durable.
 fn durable_in(
     reader: &mut Reader,
     from: u64,
@@ -357,7 +340,7 @@ fn durable_in(
     expected: u64,
     floor: u64,
 ) -> Result<Option<u64>> {
-    let uuid = reader.superblock.uuid;
+    let Superblock { uuid, generation: latest, .. } = reader.superblock;
     let mut at = from;
     while at + HEADER_BYTES as u64 <= end {
         let window = reader.bytes(at, WINDOW_BYTES, end)?;
@@ -371,7 +354,10 @@ fn durable_in(
                 continue;
             }
             let header = Header::decode(bytes, &uuid);
-            let known = header.filter(|h| h.generation >= floor && h.durable_seq >= expected);
+            let known = header.filter(|header| {
+                let witness = header.generation >= floor && header.durable_seq >= expected;
+                witness || header.generation > latest
+            });
             if let Some(header) = known {
                 return Ok(Some(header.durable_seq));
             }

@@ -1,4 +1,5 @@
 //! Group commit and J11.
+#![cfg(test)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::thread;
@@ -123,6 +124,25 @@ fn a_failed_append_fails_the_journal_and_is_not_acknowledged() {
     assert_eq!(journal.appended_seq(), one.seq);
     assert!(journal.append(&mut room, &[entry(0, Change::Data(b"three"))]).is_err());
     assert_eq!(payloads(&device.cut(|write| write == 0)), [b"one"]);
+}
+
+#[test]
+fn a_panic_under_the_append_lock_fails_the_journal_and_wakes_writers() {
+    let device = formatted(SMALL);
+    let journal = started(&device);
+    let mut room = journal.try_reserve(Purpose::Frontend, 60_000).unwrap();
+    device.panic_at_write();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| journal.reserve(Purpose::Frontend, 60_000).map(drop));
+        wait_until(|| journal.waiting() == 1);
+        let writer = scope.spawn(|| {
+            let done = journal.append(&mut room, &[entry(0, Change::Data(b"x"))]);
+            (done, room)
+        });
+        assert!(writer.join().is_err());
+        assert_eq!(waiter.join().unwrap().unwrap_err().errno(), libc::EIO);
+    });
+    assert!(journal.barrier_to(1000).is_err());
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! A device in memory that can lose what was not synced.
+#![cfg(test)]
 
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ struct State {
     /// Writes and syncs that still succeed.
     budget: Option<u64>,
     hook: Option<Hook>,
+    panics: bool,
 }
 
 #[derive(Default)]
@@ -72,6 +74,11 @@ impl Memory {
     /// Fails every write and sync after this many.
     pub fn fail_after(&self, budget: u64) {
         self.0.lock().budget = Some(budget);
+    }
+
+    /// Panics at the next write.
+    pub fn panic_at_write(&self) {
+        self.0.lock().panics = true;
     }
 
     /// Runs inside every sync, without a lock.
@@ -170,6 +177,7 @@ impl BlockDevice for Memory {
         let mut state = self.0.lock();
         let from = offset as usize;
         assert!(from + data.len() <= state.bytes.len(), "write past the journal");
+        assert!(!state.panics, "a test's own panic");
         let allowed = spend(&mut state);
         // A failed write may have come through: what a crash in the middle leaves.
         state.bytes[from..from + data.len()].copy_from_slice(data);

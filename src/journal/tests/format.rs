@@ -1,4 +1,5 @@
 //! Every on-disk structure: round trip, truncation, and every bit flipped.
+#![cfg(test)]
 
 use super::super::format::{DeviceIdentity, HEADER_BYTES, Header, RecordKind, Superblock};
 use crate::units::{DeviceId, Timestamp};

@@ -1,4 +1,5 @@
 //! Tests of the journal. `device` is a small device in memory; crash states come from it.
+#![cfg(test)]
 
 mod barrier;
 mod device;
@@ -6,6 +7,7 @@ mod format;
 mod random;
 mod replay;
 mod room;
+mod stress;
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! J3, J5, J8, J9, writes of several records, Revoke, generations.
+#![cfg(test)]
 
 use super::*;
 use crate::error::Kind;

@@ -1,4 +1,5 @@
 //! Reservations (W6), pins, and what freeing refuses.
+#![cfg(test)]
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
