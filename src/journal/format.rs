@@ -31,8 +31,8 @@ const RECORD_MAGIC: u32 = 0x4C4A_4642;
 const SUPERBLOCK_VERSION: u32 = 1;
 const RECORD_VERSION: u16 = 1;
 
-/// Features an older program may ignore.
-pub const COMPAT_KNOWN: u32 = 0;
+/// Compatible feature: every slot was written once (see `zero`).
+pub const COMPAT_WRITTEN: u32 = 1;
 /// Features an older program may ignore as long as it does not write.
 pub const RO_COMPAT_KNOWN: u32 = 0;
 /// Features a program must know to touch the journal at all.

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use super::format::COMPAT_WRITTEN;
 use super::{Journal, write_superblock};
 use crate::error::Result;
 
@@ -63,7 +64,7 @@ impl Journal {
             return Ok(Freed::Busy);
         }
         let _flag = Flag(&self.freeing);
-        let slot = {
+        let (slot, all_written) = {
             let mut log = self.log.lock();
             let Some(tail) = log.ring.tail().filter(|tail| tail.last_seq == last_seq) else {
                 return Ok(Freed::Moved);
@@ -79,7 +80,7 @@ impl Journal {
             if log.ring.tail_is_head() {
                 log.ring.seal();
             }
-            slot
+            (slot, log.ring.all_written())
         };
         if !self.mutants.skip_free_barrier {
             self.barrier()?;
@@ -87,16 +88,17 @@ impl Journal {
         if self.pins.is_pinned(slot) {
             return Ok(Freed::Pinned);
         }
-        self.move_tail(slot, last_seq)?;
+        self.move_tail(slot, last_seq, all_written)?;
         let mut log = self.log.lock();
         log.ring.free_tail();
         self.space.set_available(log.ring.available());
         Ok(Freed::Yes)
     }
 
-    fn move_tail(&self, slot: u32, last_seq: u64) -> Result<()> {
+    fn move_tail(&self, slot: u32, last_seq: u64, all_written: bool) -> Result<()> {
         let mut superblock = *self.superblock.lock();
         superblock.serial += 1;
+        superblock.compat |= if all_written { COMPAT_WRITTEN } else { 0 };
         superblock.tail_seq = last_seq + 1;
         superblock.tail_slot = self.geometry.next(slot);
         superblock.durable_seq = self.durable_seq();

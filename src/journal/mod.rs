@@ -32,6 +32,7 @@ mod revoked;
 pub mod ring;
 mod scan;
 pub mod segment;
+pub mod zero;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
@@ -51,6 +52,7 @@ pub use self::ring::Usage;
 pub use self::scan::Corruption;
 use self::segment::Pins;
 pub use self::segment::{Geometry, Pin};
+pub use self::zero::Zeroed;
 use crate::device::{BlockDevice, Range};
 use crate::error::{Error, Kind, Result};
 

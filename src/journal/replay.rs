@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use super::append::{Log, Placed};
 use super::barrier::Group;
 use super::format::{
-    Header, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, RecordKind, SLOT_BYTES, SUPERBLOCK_BYTES, Superblock,
+    COMPAT_WRITTEN, Header, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, RecordKind, SLOT_BYTES,
+    SUPERBLOCK_BYTES, Superblock,
 };
 use super::health::Health;
 use super::reserve::Space;
@@ -192,7 +193,8 @@ impl Recovered {
         let geometry = self.geometry;
         let last = self.scan.segments.back().map(|segment| segment.slot);
         let next_slot = last.map_or(superblock.tail_slot, |slot| geometry.next(slot));
-        let ring = Ring::new(geometry, self.scan.segments, next_slot);
+        let written = superblock.compat & COMPAT_WRITTEN != 0;
+        let ring = Ring::new(geometry, self.scan.segments, next_slot, written);
         let health = Arc::new(Health::default());
         let next_seq = self.scan.next_seq;
         let durable = superblock.durable_seq.min(next_seq - 1);

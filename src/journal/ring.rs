@@ -17,6 +17,10 @@ pub struct Ring {
     next_slot: u32,
     /// Whether the last segment still takes records.
     open: bool,
+    /// A free slot that takes no segment now.
+    lent: Option<u32>,
+    /// Slots that were written, at least from their beginning.
+    written: Vec<bool>,
 }
 
 /// How full the journal is.
@@ -32,8 +36,16 @@ pub struct Usage {
 
 impl Ring {
     /// The ring recovery found: `next_slot` follows the last segment, or is the tail's if none.
-    pub fn new(geometry: Geometry, segments: VecDeque<Segment>, next_slot: u32) -> Ring {
-        Ring { geometry, segments, next_slot, open: false }
+    /// `written`: every slot was written once.
+    pub fn new(
+        geometry: Geometry,
+        segments: VecDeque<Segment>,
+        next_slot: u32,
+        written: bool,
+    ) -> Ring {
+        let mut written = vec![written; geometry.count as usize];
+        segments.iter().for_each(|segment| written[segment.slot as usize] = true);
+        Ring { geometry, segments, next_slot, open: false, lent: None, written }
     }
 
     /// Where the slots lie.
@@ -58,9 +70,10 @@ impl Ring {
 
     /// Starts a segment; false if no slot is free.
     pub fn roll(&mut self, first_seq: u64) -> bool {
-        if self.segments.len() >= self.geometry.count as usize {
+        if self.free_slots() == 0 {
             return false;
         }
+        self.written[self.next_slot as usize] = true;
         self.segments.push_back(Segment::new(self.next_slot, first_seq));
         self.next_slot = self.geometry.next(self.next_slot);
         self.open = true;
@@ -89,8 +102,39 @@ impl Ring {
 
     /// The same without the head's rest.
     pub fn available_if_sealed(&self) -> u64 {
-        let free = u64::from(self.geometry.count) - self.segments.len() as u64;
-        free * self.geometry.effective()
+        u64::from(self.free_slots()) * self.geometry.effective()
+    }
+
+    /// Slots that segments may take, in a row: up to a lent one.
+    fn free_slots(&self) -> u32 {
+        let count = self.geometry.count;
+        match self.lent {
+            Some(lent) => (lent + count - self.next_slot) % count,
+            None => count - self.segments.len() as u32,
+        }
+    }
+
+    /// Whether every slot was written once.
+    pub fn all_written(&self) -> bool {
+        self.written.iter().all(|written| *written)
+    }
+
+    /// Lends the last free slot that was never written, but not the very next one.
+    pub fn lend(&mut self) -> Option<u32> {
+        if self.lent.is_some() {
+            return None;
+        }
+        let slots = (1..self.free_slots()).rev();
+        let mut slots = slots.map(|ahead| (self.next_slot + ahead) % self.geometry.count);
+        self.lent = slots.find(|slot| !self.written[*slot as usize]);
+        self.lent
+    }
+
+    /// Takes the lent slot back.
+    pub fn give_back(&mut self, written: bool) {
+        if let Some(slot) = self.lent.take() {
+            self.written[slot as usize] |= written;
+        }
     }
 
     /// How full it is.

@@ -132,6 +132,7 @@ impl Model {
             match self.random.below(20) {
                 0..=14 => self.append(journal)?,
                 15..=17 => self.barrier(journal)?,
+                18 => drop(journal.zero_one()?),
                 _ => self.free(journal)?,
             }
         }

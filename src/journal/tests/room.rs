@@ -115,6 +115,49 @@ fn an_append_of_more_than_was_reserved_is_refused_and_harms_nothing() {
 }
 
 #[test]
+fn zeros_go_over_free_slots_once_and_never_over_promised_ones() {
+    let device = formatted(SMALL);
+    let journal = started(&device);
+    data(&journal, 0, b"one");
+    // Slot 0 is the head, 1 the next one: 3 and 2 can be spared, unless they are promised.
+    let room = journal.try_reserve(Purpose::Internal, 3 * SMALL.effective()).unwrap();
+    assert_eq!(journal.zero_one().unwrap(), Zeroed::Busy);
+    drop(room);
+    assert_eq!(journal.zero_one().unwrap(), Zeroed::One);
+    assert_eq!(journal.zero_one().unwrap(), Zeroed::One);
+    assert_eq!(journal.zero_one().unwrap(), Zeroed::Busy, "the next one");
+    while journal.usage().segments < 2 {
+        data(&journal, 0, &[1; 2000]);
+    }
+    assert_eq!(journal.zero_one().unwrap(), Zeroed::All);
+    free(&journal);
+    // Remembered by the superblock, and nothing was harmed.
+    let journal = started(&device.cut(|_| true));
+    assert_eq!(journal.zero_one().unwrap(), Zeroed::All);
+    assert_eq!(recover(&device).corruption(), None);
+}
+
+#[test]
+fn appends_go_on_while_a_slot_is_zeroed() {
+    let device = formatted(SMALL);
+    let journal = Arc::new(started(&device));
+    let writer = journal.clone();
+    // Inside the sync of zeroing slot 3, the journal fills up to it and waits there.
+    device.on_sync(move || {
+        if writer.usage().used_bytes == 0 {
+            fill(&writer);
+        }
+        Ok(())
+    });
+    assert_eq!(journal.zero_one().unwrap(), Zeroed::One);
+    assert_eq!(journal.usage().segments, 3, "all but the lent one");
+    device.on_sync(|| Ok(()));
+    fill(&journal);
+    assert_eq!(journal.usage().segments, 4);
+    assert_eq!(recover(&device).last_seq(), journal.appended_seq());
+}
+
+#[test]
 fn only_the_tail_is_freed_and_nothing_that_is_read() {
     let device = formatted(SMALL);
     let journal = started(&device);
