@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 mod barrier;
+mod crash;
 mod device;
 mod format;
 mod random;
