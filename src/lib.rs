@@ -2,7 +2,7 @@
 //! device-tagged block cache in front of the image files.
 //!
 //! It is NOT the on-disk filesystem called bcachefs. The module layers, lowest first, are
-//! `error`, `units`, `config`, `stats`, `clock` (0); [`sys`] (1); [`device`] (2); `cache` (3);
+//! `error`, `units`, `config`, `stats`, `clock` (0); [`sys`] (1); [`device`] (2); `cache`, [`journal`] (3);
 //! `store` (4); [`tree`] (6); `fs` (7); `fuse`, `control` (8); `cli` (9). A module uses
 //! only lower layers; a test proves it.
 
@@ -15,6 +15,7 @@ pub mod device;
 pub mod error;
 pub mod fs;
 pub mod fuse;
+pub mod journal;
 pub mod stats;
 pub mod store;
 pub mod sys;
