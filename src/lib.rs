@@ -1,10 +1,10 @@
 //! bcachefs-fuse: a FUSE overlay filesystem for directories of disk and boot images, with a
 //! device-tagged block cache in front of the image files.
 //!
-//! It is NOT the on-disk filesystem called bcachefs. The module layers, lowest first, are
-//! `error`, `units`, `config`, `stats`, `clock` (0); [`sys`] (1); [`device`] (2); `cache`, [`journal`] (3);
-//! `store` (4); [`tree`] (6); `fs` (7); `fuse`, `control` (8); `cli` (9). A module uses
-//! only lower layers; a test proves it.
+//! It is NOT the on-disk filesystem called bcachefs. The module layers, lowest first: [`error`],
+//! [`units`], [`config`], [`stats`], [`clock`] (0); [`sys`] (1); [`device`] (2); [`cache`] and
+//! [`journal`], which no mount uses yet (3); [`store`] (4); [`tree`] (6); [`fs`] (7); [`fuse`],
+//! [`control`] (8); [`cli`] (9). A module uses only lower layers; a test proves it.
 
 pub mod cache;
 pub mod cli;
