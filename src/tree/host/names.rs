@@ -133,10 +133,10 @@ impl HostTree {
             rustix::fs::renameat_with(&*old_fd, from.1, &*new_fd, to.1, flags).op("rename")?;
         }
         if let Some(node) = &moved {
-            node.set_place(to.0, to.1.to_os_string());
+            node.set_place(to.0, to.1);
         }
         if let Some(node) = other.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE)) {
-            node.set_place(from.0, from.1.to_os_string());
+            node.set_place(from.0, from.1);
         }
         Ok(Renamed { moved: moved.map(|node| node.id), other: other.map(|node| node.id) })
     }

@@ -10,10 +10,13 @@
 //! a number. Locks: `Table.clock`, then `Table.maps` or a `Node.fd`; the rest are leaves.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -53,6 +56,8 @@ pub struct Node {
     lookups: AtomicU64,
     /// Used since the clock's hand last came by.
     used: AtomicBool,
+    /// The table's epoch when its descriptor was last opened.
+    opened: AtomicU64,
     capability: AtomicU8,
     /// Subdirectories counted, and the mtime at which that was true.
     subdirs: Mutex<Option<(Timestamp, u32)>>,
@@ -76,8 +81,11 @@ impl Node {
     }
 
     /// It is called `name` in `parent` now.
-    pub fn set_place(&self, parent: NodeId, name: OsString) {
-        *self.place.lock() = (parent, name);
+    pub fn set_place(&self, parent: NodeId, name: &OsStr) {
+        let mut place = self.place.lock();
+        if place.0 != parent || place.1 != name {
+            *place = (parent, name.to_os_string());
+        }
     }
 
     /// The number of subdirectories, if it was counted at this mtime.
@@ -146,6 +154,8 @@ pub struct Table {
     open: AtomicUsize,
     /// The clock: numbers of nodes in the order they were opened; some are closed or gone since.
     clock: Mutex<VecDeque<NodeId>>,
+    /// Descriptors opened so far.
+    epoch: AtomicU64,
     foreign: Mutex<Foreign>,
 }
 
@@ -159,6 +169,7 @@ impl Table {
             maps: RwLock::default(),
             open: AtomicUsize::new(0),
             clock: Mutex::default(),
+            epoch: AtomicU64::new(0),
             foreign: Mutex::default(),
         };
         table.insert_as(ROOT, root);
@@ -206,6 +217,30 @@ impl Table {
         self.insert_as(id, found)
     }
 
+    /// The moment to take before an inode's number is read, for `revalidate`.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(SeqCst)
+    }
+
+    /// The node of an inode number that was read after `epoch`, counted once more, if its
+    /// descriptor has been open since before: then the number cannot have been reused, and nothing
+    /// else needs to be asked of the source.
+    pub fn revalidate(&self, dev: u64, ino: u64, epoch: u64) -> Option<Arc<Node>> {
+        let id = self.number(dev, ino);
+        let maps = self.maps.read();
+        let node = maps.by_id.get(&id)?;
+        if node.identity.dev != dev || node.identity.ino != ino {
+            return None;
+        }
+        let fd = node.fd.lock();
+        if fd.is_none() || node.opened.load(SeqCst) > epoch {
+            return None;
+        }
+        node.used.store(true, Relaxed);
+        node.lookups.fetch_add(1, Relaxed);
+        Some(node.clone())
+    }
+
     /// Counts a lookup of a known identity, under the lock that `forget` removes under.
     fn count_known(&self, found: &Found) -> Option<Arc<Node>> {
         let maps = self.maps.read();
@@ -236,6 +271,7 @@ impl Table {
     }
 
     fn count_opened(&self, node: &Node) {
+        node.opened.store(self.epoch.fetch_add(1, SeqCst) + 1, SeqCst);
         let open = self.open.fetch_add(1, Relaxed) + 1;
         let mut clock = self.clock.lock();
         if node.id != ROOT {
@@ -256,6 +292,7 @@ impl Table {
             place: Mutex::new(found.place),
             lookups: AtomicU64::new(1),
             used: AtomicBool::new(true),
+            opened: AtomicU64::new(u64::MAX),
             capability: AtomicU8::new(0),
             subdirs: Mutex::new(None),
         });
@@ -382,6 +419,21 @@ mod tests {
         assert!(table.get(50).is_some(), "one reference is the new inode's");
         table.forget(50, 1);
         assert_eq!(table.load(), (1, 1));
+    }
+
+    #[test]
+    fn only_a_descriptor_held_since_before_vouches_for_a_number() {
+        let table = Table::new(found(1, 2, 0), 100);
+        let before = table.epoch();
+        table.intern(found(1, 50, 7));
+        assert!(table.revalidate(1, 50, before).is_none(), "opened after the number was read");
+        let now = table.epoch();
+        assert_eq!(table.revalidate(1, 50, now).unwrap().identity.generation, 7);
+        assert!(table.revalidate(1, 51, now).is_none());
+        table.forget(50, 1);
+        assert!(table.get(50).is_some(), "both lookups were counted");
+        table.forget(50, 1);
+        assert!(table.revalidate(1, 50, table.epoch()).is_none());
     }
 
     #[test]
