@@ -155,11 +155,15 @@ impl Serving {
     fn ended(&self, result: io::Result<()>) -> End {
         // An aborted connection (umount -f, a broken session) leaves a dead mount: nobody wants it.
         // A live one there is a successor's, which may have our old device number by now.
-        if self.mount.is_mounted() && mount::is_dead(self.mount.mountpoint()) {
+        let mounted = self.mount.is_mounted();
+        if mounted && mount::is_dead(self.mount.mountpoint()) {
             self.mount.unmount(How::Detach);
         }
         match result {
             Ok(()) => End::Unmounted,
+            // A request thread may meet an unmount as ECONNABORTED instead of ENODEV. Only where
+            // the mount was still there was the connection really aborted.
+            Err(error) if is_abort(&error) && !mounted => End::Unmounted,
             Err(error) => End::Failed(error.to_string()),
         }
     }
@@ -188,4 +192,8 @@ impl Serving {
             holders::describe(&users)
         )
     }
+}
+
+fn is_abort(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionAborted
 }
