@@ -2,8 +2,6 @@
 //! mount, fsck of an image) finds nobody.
 
 use std::path::Path;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,9 +19,6 @@ use crate::fuse::mountinfo::MountEntry;
 
 /// How long a daemon may take to end.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How long the search for those who keep a mount busy may take.
-const LOOK: Duration = Duration::from_secs(3);
 
 /// Runs it.
 pub fn run(args: &UmountArgs) -> Outcome<()> {
@@ -60,17 +55,10 @@ pub fn unmount(place: &Place, lazy: bool) -> Outcome<()> {
     }
 }
 
-/// Who keeps the mount busy. In a thread, because /proc makes its reader wait for a process that
-/// hangs in the kernel (in a page fault on a dead filesystem, say).
+/// Who keeps the mount busy.
 fn users(entry: &MountEntry) -> String {
-    let (sender, answer) = mpsc::channel();
-    let (id, device, mountpoint) = (entry.id, entry.device(), entry.mountpoint.clone());
-    let looking = thread::Builder::new().spawn(move || {
-        let found = holders::find(Some(id), Some(device), &mountpoint);
-        let _ = sender.send(holders::describe(&found));
-    });
-    let found = looking.ok().and_then(|_| answer.recv_timeout(LOOK).ok());
-    found.unwrap_or_else(|| "a process that cannot be looked at now".to_string())
+    let found = holders::find(Some(entry.id), Some(entry.device()), &entry.mountpoint);
+    holders::describe(found.as_deref())
 }
 
 /// Ends requests that hang, with an error; what umount -f does.

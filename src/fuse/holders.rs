@@ -17,11 +17,11 @@ pub struct Holder {
 
 /// How long `find` may look. A process that is stuck in execve(2) on a mount that does not answer
 /// blocks every reader of its /proc entries.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Processes that use the mount with this number or device on this directory, as far as this user
-/// may see and as found within two seconds; itself left out.
-pub fn find(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> Vec<Holder> {
+/// may see; itself left out. None: some process could not be looked at within the patience.
+pub fn find(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> Option<Vec<Holder>> {
     let (sender, receiver) = crossbeam_channel::bounded(1);
     let mountpoint = mountpoint.to_path_buf();
     let look = move || {
@@ -29,7 +29,7 @@ pub fn find(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> V
         let _ = sender.send(look_for(id, device, &mountpoint));
     };
     let started = std::thread::Builder::new().name("holders".into()).spawn(look);
-    started.ok().and_then(|_| receiver.recv_timeout(PATIENCE).ok()).unwrap_or_default()
+    started.ok().and_then(|_| receiver.recv_timeout(PATIENCE).ok())
 }
 
 fn look_for(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> Vec<Holder> {
@@ -49,8 +49,11 @@ fn look_for(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> V
 }
 
 /// "vim (pid 12, open file), bash (pid 9, working directory)", or that nobody can be seen.
-pub fn describe(holders: &[Holder]) -> String {
+pub fn describe(found: Option<&[Holder]>) -> String {
     const SHOWN: usize = 5;
+    let Some(holders) = found else {
+        return "a process that cannot be looked at now".into();
+    };
     if holders.is_empty() {
         return "no process of this user; look with: fuser -vm".into();
     }
@@ -113,8 +116,8 @@ mod tests {
     #[test]
     fn holders_are_described_in_one_line() {
         let one = Holder { pid: 7, command: "vim".into(), what: "open file" };
-        assert_eq!(describe(std::slice::from_ref(&one)), "vim (pid 7, open file)");
-        assert!(describe(&vec![one; 8]).ends_with(", 3 more"));
+        assert_eq!(describe(Some(std::slice::from_ref(&one))), "vim (pid 7, open file)");
+        assert!(describe(Some(&vec![one; 8])).ends_with(", 3 more"));
     }
 
     #[test]
@@ -128,7 +131,7 @@ mod tests {
             .stdin(std::fs::File::open(&path).unwrap())
             .spawn()
             .unwrap();
-        let found = find(Some(mount.id), None, &path);
+        let found = find(Some(mount.id), None, &path).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.iter().any(|holder| holder.pid == child.id()), "{found:?}");

@@ -189,7 +189,7 @@ impl Serving {
         let users = holders::find(self.mount.id(), self.mount.device(), self.mount.mountpoint());
         format!(
             "{reason}: {place} is busy, held by {}; serving on (a second signal detaches it)",
-            holders::describe(&users)
+            holders::describe(users.as_deref())
         )
     }
 }
