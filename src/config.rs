@@ -1,7 +1,7 @@
 //! What the options mean (layer 0): plain validated values. What was typed is `cli::args`.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheMode {
+    /// Written to the journal, and to the device later; needs a store with a journal.
+    Writeback,
     /// Written to the device at once, and into the cache.
     Writethrough,
     /// Written to the device at once; cached copies are dropped.
@@ -20,12 +22,13 @@ pub enum CacheMode {
 
 impl CacheMode {
     /// Every mode, in the order of `as u8`.
-    pub const ALL: [CacheMode; 3] =
-        [CacheMode::Writethrough, CacheMode::Writearound, CacheMode::None];
+    pub const ALL: [CacheMode; 4] =
+        [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound, CacheMode::None];
 
     /// The word a user types.
     pub fn name(self) -> &'static str {
         match self {
+            CacheMode::Writeback => "writeback",
             CacheMode::Writethrough => "writethrough",
             CacheMode::Writearound => "writearound",
             CacheMode::None => "none",
@@ -66,6 +69,65 @@ impl DirectIo {
     }
 }
 
+/// In which order dirty extents go home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WritebackOrder {
+    /// Any: the host's elevator sorts.
+    Unordered,
+    /// By offset, each waited for in turn: Linux bcache before the patch of 2025, as a measured
+    /// baseline.
+    Lba,
+}
+
+impl WritebackOrder {
+    /// The value of a word.
+    pub fn parse(text: &str) -> Option<WritebackOrder> {
+        match text {
+            "unordered" => Some(WritebackOrder::Unordered),
+            "lba" => Some(WritebackOrder::Lba),
+            _ => None,
+        }
+    }
+}
+
+/// Options of writeback; names and meaning as in Linux bcache where it has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WritebackConfig {
+    /// Bytes of the journal when it is made (at least 8M).
+    pub journal_bytes: u64,
+    /// An append is durable after this long even without fsync.
+    pub journal_delay: Duration,
+    /// Part of the journal, in percent, that may be dirty while the frontend is busy (0: no rate
+    /// control, as fast as passes go).
+    pub percent: u64,
+    /// How long the first dirty bytes of a busy device wait.
+    pub delay: Duration,
+    /// Whether anything is written home; overruled when the journal is more than 70 % full.
+    pub running: bool,
+    /// The order of home writes.
+    pub order: WritebackOrder,
+    /// How long an unmount may flush.
+    pub flush_timeout: Duration,
+    /// Test only: plain pwrite threads even where io_uring works.
+    pub no_uring: bool,
+}
+
+impl Default for WritebackConfig {
+    fn default() -> WritebackConfig {
+        WritebackConfig {
+            journal_bytes: 256 << 20,
+            journal_delay: Duration::from_millis(100),
+            percent: 10,
+            delay: Duration::from_secs(1),
+            running: true,
+            order: WritebackOrder::Unordered,
+            flush_timeout: Duration::from_secs(60),
+            no_uring: false,
+        }
+    }
+}
+
 /// Options of the block store. Admission constants never depend on the cache's size (C1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
@@ -85,6 +147,8 @@ pub struct StoreConfig {
     pub cache_mode: CacheMode,
     /// O_DIRECT on the source.
     pub direct_io: DirectIo,
+    /// Writeback.
+    pub writeback: WritebackConfig,
     /// Test only: empty the whole cache whenever a request's device differs from the last one's,
     /// as FreeBSD's loader did before the unit tag.
     pub unit_flush: bool,
@@ -101,6 +165,7 @@ impl Default for StoreConfig {
             readahead: 1 << 20,
             cache_mode: CacheMode::Writethrough,
             direct_io: DirectIo::Auto,
+            writeback: WritebackConfig::default(),
             unit_flush: false,
         }
     }
@@ -163,6 +228,10 @@ pub struct Tunables {
     expire_ms: AtomicU64,
     readahead: AtomicU64,
     cache_mode: AtomicU8,
+    writeback_percent: AtomicU64,
+    writeback_delay_ms: AtomicU64,
+    writeback_running: AtomicBool,
+    journal_delay_ms: AtomicU64,
 }
 
 impl Tunables {
@@ -174,6 +243,10 @@ impl Tunables {
             expire_ms: AtomicU64::new(config.expire.as_millis() as u64),
             readahead: AtomicU64::new(config.readahead),
             cache_mode: AtomicU8::new(config.cache_mode as u8),
+            writeback_percent: AtomicU64::new(config.writeback.percent),
+            writeback_delay_ms: AtomicU64::new(config.writeback.delay.as_millis() as u64),
+            writeback_running: AtomicBool::new(config.writeback.running),
+            journal_delay_ms: AtomicU64::new(config.writeback.journal_delay.as_millis() as u64),
         }
     }
 
@@ -228,5 +301,45 @@ impl Tunables {
     /// Sets `cache_mode`; the store must be told too (blocks cached before `none` are dropped).
     pub fn set_cache_mode(&self, mode: CacheMode) {
         self.cache_mode.store(mode as u8, Relaxed);
+    }
+
+    /// Part of the journal, in percent, that may be dirty while the frontend is busy.
+    pub fn writeback_percent(&self) -> u64 {
+        self.writeback_percent.load(Relaxed)
+    }
+
+    /// Sets `writeback_percent`.
+    pub fn set_writeback_percent(&self, percent: u64) {
+        self.writeback_percent.store(percent, Relaxed);
+    }
+
+    /// Milliseconds the first dirty bytes of a busy device wait.
+    pub fn writeback_delay_ms(&self) -> u64 {
+        self.writeback_delay_ms.load(Relaxed)
+    }
+
+    /// Sets `writeback_delay`.
+    pub fn set_writeback_delay(&self, delay: Duration) {
+        self.writeback_delay_ms.store(delay.as_millis() as u64, Relaxed);
+    }
+
+    /// Whether anything is written home.
+    pub fn writeback_running(&self) -> bool {
+        self.writeback_running.load(Relaxed)
+    }
+
+    /// Sets `writeback_running`.
+    pub fn set_writeback_running(&self, running: bool) {
+        self.writeback_running.store(running, Relaxed);
+    }
+
+    /// Milliseconds after which an append is durable without fsync.
+    pub fn journal_delay_ms(&self) -> u64 {
+        self.journal_delay_ms.load(Relaxed)
+    }
+
+    /// Sets `journal_delay`.
+    pub fn set_journal_delay(&self, delay: Duration) {
+        self.journal_delay_ms.store(delay.as_millis() as u64, Relaxed);
     }
 }

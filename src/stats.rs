@@ -96,6 +96,94 @@ counters! {
     errors,
 }
 
+/// How writeback stands with one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceWriteback {
+    /// "clean", "dirty", "flushing", "degraded" or "failed".
+    pub state: String,
+    /// "busy", "idle" or "max": how fast it is written home.
+    pub mode: String,
+    /// Why, in a few words.
+    pub why: String,
+    /// Bytes in the journal that are not home (or home and not yet synced).
+    pub dirty_bytes: u64,
+    /// Extents they form.
+    pub dirty_extents: u64,
+    /// Milliseconds since the oldest of them was written.
+    pub oldest_ms: u64,
+    /// Home writes in flight.
+    pub in_flight: u64,
+    /// Home writes and syncs that failed since the mount.
+    pub errors: u64,
+    /// Whether the image file alone, without the journal, is what applications wrote.
+    pub consistent: bool,
+}
+
+/// The journal and writeback of a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WritebackStat {
+    /// Bytes of the journal's segments.
+    pub journal_bytes: u64,
+    /// Bytes of it in use.
+    pub journal_used: u64,
+    /// Bytes not home (or home and not yet synced), all devices.
+    pub dirty_bytes: u64,
+    /// Devices that have some.
+    pub dirty_devices: u64,
+    /// Milliseconds since the oldest of them was written.
+    pub oldest_ms: u64,
+    /// Bytes a second that busy devices may be written home with; 0: as fast as passes go.
+    pub rate: u64,
+    /// Home writes in flight.
+    pub in_flight: u64,
+    /// Bytes overwritten in the journal before they went home.
+    pub absorbed_bytes: u64,
+    /// Bytes written home.
+    pub home_bytes: u64,
+    /// Home write calls.
+    pub home_writes: u64,
+    /// Epochs synced.
+    pub epochs: u64,
+    /// Journal syncs.
+    pub barriers: u64,
+    /// Requests that waited for a journal sync; over `barriers`: how many share one.
+    pub barrier_waiters: u64,
+    /// Writers that wait for journal room now.
+    pub waiting: u64,
+    /// Writers that had to wait since the mount.
+    pub waited: u64,
+    /// Home writes and syncs that failed.
+    pub errors: u64,
+    /// Bytes copied forward from the journal's tail.
+    pub copied_bytes: u64,
+    /// Records found by recovery at the mount.
+    pub replayed: u64,
+    /// Home writes go through io_uring.
+    pub uring: bool,
+    /// Why the journal takes no more writes, once it failed.
+    pub failed: Option<String>,
+}
+
+/// How far a flush has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FlushProgress {
+    /// Bytes still to go, of the devices asked for.
+    pub left_bytes: u64,
+    /// Bytes written home and synced since the flush began.
+    pub done_bytes: u64,
+    /// Home writes in flight now, of all devices.
+    pub in_flight: u64,
+    /// The most in flight since the flush began.
+    pub depth: u64,
+    /// Milliseconds since the flush began.
+    pub elapsed_ms: u64,
+    /// Devices that cannot be written now: their path and why. They are not waited for.
+    pub stuck: Vec<(String, String)>,
+}
+
 /// One device in a `Snapshot`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DeviceSnapshot {
@@ -109,6 +197,9 @@ pub struct DeviceSnapshot {
     pub open: bool,
     /// Its counters.
     pub counters: Counters,
+    /// Writeback, if the mount has a journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writeback: Option<DeviceWriteback>,
 }
 
 /// What `stat` shows.
@@ -124,6 +215,9 @@ pub struct Snapshot {
     pub total: Counters,
     /// Known devices that saw a request, busiest first.
     pub devices: Vec<DeviceSnapshot>,
+    /// Journal and writeback, if the mount has a journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writeback: Option<WritebackStat>,
 }
 
 /// One resident block, for `stat --blocks`.

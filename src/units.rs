@@ -52,6 +52,17 @@ pub struct Timestamp {
     pub nsec: u32,
 }
 
+/// What tells whether a file changed: taken after our own last touch of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Size in bytes.
+    pub size: u64,
+    /// Last change of bytes.
+    pub mtime: Timestamp,
+    /// Last change of attributes.
+    pub ctime: Timestamp,
+}
+
 /// Identity of an inode of the source: survives renames, differs for a reused number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {

@@ -168,6 +168,7 @@ pub(crate) mod tests {
             resident_blocks: 256,
             open: true,
             counters: Counters { ops: 15, hits: 45, misses: 5, ..Counters::default() },
+            writeback: None,
         };
         StatReply {
             mount: MountFacts {
@@ -194,6 +195,7 @@ pub(crate) mod tests {
                 resident_blocks: 512,
                 total,
                 devices: vec![device(1, "a.img"), device(2, "b.img")],
+                writeback: None,
             },
         }
     }

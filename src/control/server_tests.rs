@@ -28,10 +28,18 @@ impl Mounted for Fake {
             resident_blocks: 1,
             open: false,
             counters: total,
+            writeback: None,
         };
         let units: Vec<u32> = unit.map_or(vec![1, 2], |unit| vec![unit]);
         let devices = units.into_iter().map(device).collect();
-        Snapshot { block_size: 4096, capacity_blocks: 9, resident_blocks: 2, total, devices }
+        Snapshot {
+            block_size: 4096,
+            capacity_blocks: 9,
+            resident_blocks: 2,
+            total,
+            devices,
+            writeback: None,
+        }
     }
 
     fn resolve(&self, below: &Path) -> Result<Option<u32>> {

@@ -7,7 +7,11 @@ pub mod memory;
 pub use file::FileDevice;
 pub use memory::{Image, MemoryDevice};
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use crate::error::Result;
+use crate::units::{Stamp, Timestamp};
 
 /// What a device can be asked for beyond bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,17 @@ pub enum Range {
     ZeroKeep,
     /// Zero the bytes and grow the size to the end of the range.
     ZeroGrow,
+}
+
+/// Where a ring may submit a direct write itself, instead of calling `write_home`.
+#[derive(Clone, Debug)]
+pub struct RawTarget {
+    /// A descriptor opened O_DIRECT for writing.
+    pub fd: Arc<OwnedFd>,
+    /// Where the device's byte 0 lies behind it.
+    pub offset: u64,
+    /// Position, length and memory must be multiples of this.
+    pub align: u64,
 }
 
 /// A run of bytes with a size: a file, a partition, memory. Every call may come from any thread;
@@ -51,4 +66,33 @@ pub trait BlockDevice: Send + Sync {
 
     /// The next data (`hole` false) or hole at or after `offset`; ENXIO past the end.
     fn seek(&self, offset: u64, hole: bool) -> Result<u64>;
+
+    /// Writes as writeback does: around the host's page cache where that is possible. Never past
+    /// the end: the caller sets the size before.
+    fn write_home(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.write_at(data, offset)
+    }
+
+    /// For submitting aligned home writes to a ring; None where only `write_home` works.
+    fn raw(&self) -> Option<RawTarget> {
+        None
+    }
+
+    /// Starts writing out what `write_home` had to leave in the host's page cache; a hint.
+    fn start_write_out(&self) {}
+
+    /// Sets the time of the last change of bytes; nothing where a device has none.
+    fn set_mtime(&self, _mtime: Timestamp) -> Result<()> {
+        Ok(())
+    }
+
+    /// Size and times as the source says now; None where a device has no times.
+    fn stamp(&self) -> Result<Option<Stamp>> {
+        Ok(None)
+    }
+
+    /// Bytes that may still be allocated on the source; None where nobody knows.
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
 }

@@ -243,7 +243,7 @@ impl Device {
         }
         let size = self.grow(offset + len);
         match self.shared.tunables.cache_mode() {
-            CacheMode::Writethrough => {
+            CacheMode::Writeback | CacheMode::Writethrough => {
                 let verdict =
                     self.shared.cache.plan_write(&self.cached, offset, len, &self.shared.tunables);
                 let insert = matches!(verdict, Verdict::Insert);

@@ -20,13 +20,13 @@ use parking_lot::Mutex;
 
 pub use self::device::{Device, ReadPlan};
 use self::registry::Registry;
-pub use self::registry::Stamp;
 use self::trace::TraceRecorder;
 use crate::cache::Cache;
 use crate::config::{CacheMode, StoreConfig, Tunables};
 use crate::device::BlockDevice;
 use crate::error::Result;
 use crate::stats::{BlockInfo, Counters, DeviceSnapshot, Snapshot};
+pub use crate::units::Stamp;
 use crate::units::{DeviceId, Identity};
 
 /// What every device of a store shares.
@@ -173,7 +173,7 @@ impl BlockStore {
         devices.sort_by_key(|device| (std::cmp::Reverse(busy(device)), device.unit));
         let (capacity_blocks, resident_blocks) = self.shared.cache.snapshot();
         let block_size = self.shared.block_size;
-        Snapshot { block_size, capacity_blocks, resident_blocks, total, devices }
+        Snapshot { block_size, capacity_blocks, resident_blocks, total, devices, writeback: None }
     }
 
     /// The resident blocks of all devices, or of one.

@@ -13,21 +13,10 @@ use lru::LruCache;
 use super::Device;
 use crate::cache::{Cache, CacheDevice};
 use crate::stats::DeviceSnapshot;
-use crate::units::{Identity, Timestamp};
+use crate::units::{Identity, Stamp};
 
 /// Closed files that are remembered.
 const KNOWN_MAX: usize = 65_536;
-
-/// What tells whether a file changed: taken after our own last touch of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    /// Size in bytes.
-    pub size: u64,
-    /// Last change of bytes.
-    pub mtime: Timestamp,
-    /// Last change of attributes.
-    pub ctime: Timestamp,
-}
 
 struct Live {
     device: Arc<Device>,
@@ -187,6 +176,7 @@ impl Registry {
                 resident_blocks: cached.resident_blocks(),
                 open,
                 counters: cached.stats.counters(),
+                writeback: None,
             })
             .collect()
     }
