@@ -1,0 +1,374 @@
+//! Which home operations a pass issues, and what their outcome means for the pieces.
+//!
+//! Rules: nothing whose record is not durable in the journal (J13); nothing that shares a unit with
+//! an operation in flight (J6); data past the device's end waits until the device has been grown;
+//! zeros past its end are true already. A truncate goes home as a truncate, any other zeros as a
+//! hole.
+
+use super::{Body, DirtyMap, Extent, SizeRecord, State, Timestamp, record_of};
+use crate::journal::Placed;
+
+/// Neighbours are written in one call up to this many bytes.
+const COALESCED_MAX: u64 = 1 << 20;
+
+/// What a pass may take.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::store) struct Limits {
+    /// Pieces.
+    pub(in crate::store) pieces: usize,
+    /// Bytes.
+    pub(in crate::store) bytes: u64,
+    /// Operations.
+    pub(in crate::store) ops: usize,
+    /// Only what a record up to this sequence says: the journal's tail.
+    pub(in crate::store) tail_seq: Option<u64>,
+    /// The baseline: one piece an operation, and the pass ends where the next does not follow.
+    pub(in crate::store) contiguous: bool,
+    /// The journal is durable up to here.
+    pub(in crate::store) durable: u64,
+    /// What operations in flight must not share: a power of two.
+    pub(in crate::store) unit: u64,
+    /// Mutant: do without J13.
+    pub(in crate::store) skip_wal: bool,
+}
+
+/// A part of a home write: a piece of a record.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::store) struct Part {
+    pub(in crate::store) placed: Placed,
+    pub(in crate::store) skip: u64,
+    pub(in crate::store) len: u64,
+}
+
+/// What to do to the device.
+#[derive(Clone, Debug)]
+pub(in crate::store) enum OpKind {
+    /// Write these parts, one after the other.
+    Write(Vec<Part>),
+    /// Make this range zeros.
+    Zero,
+    /// Cut or grow the device to this size.
+    SetSize(u64),
+}
+
+/// One home operation; `complete` must be told its outcome.
+#[derive(Clone, Debug)]
+pub(in crate::store) struct HomeOp {
+    pub(in crate::store) id: u64,
+    pub(in crate::store) extent: Extent,
+    /// The pieces it stands for; may reach past `extent`, where the device has ended.
+    covers: Extent,
+    pub(in crate::store) kind: OpKind,
+}
+
+/// What a plan came to.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Planned {
+    pub(in crate::store) ops: Vec<HomeOp>,
+    /// A barrier up to here is needed before the rest can go (J13).
+    pub(in crate::store) barrier: Option<u64>,
+}
+
+impl Planned {
+    fn needs(&mut self, seq: u64) {
+        self.barrier = Some(self.barrier.map_or(seq, |other| other.max(seq)));
+    }
+}
+
+impl DirtyMap {
+    /// Takes the next operations, which are in flight from now on.
+    pub(in crate::store) fn plan(&mut self, limits: &Limits) -> Planned {
+        let mut planned = Planned::default();
+        let (mut pieces, mut bytes) = (limits.pieces, limits.bytes);
+        for start in self.candidates(limits) {
+            if pieces == 0 || bytes == 0 || planned.ops.len() >= limits.ops {
+                break;
+            }
+            let Some(piece) = self.pieces.get(&start).filter(|p| p.state == State::Dirty) else {
+                continue;
+            };
+            if piece.body == Body::Zero {
+                self.plan_zero(start, limits, &mut planned);
+                pieces -= 1;
+                continue;
+            }
+            let follows = planned.ops.last().is_none_or(|last| last.extent.end() == start);
+            if limits.contiguous && !follows {
+                break;
+            }
+            let (took, len) = self.plan_data(start, pieces, bytes, limits, &mut planned);
+            pieces -= took;
+            bytes = bytes.saturating_sub(len);
+        }
+        self.plan_size(limits, &mut planned);
+        planned
+    }
+
+    /// Where to look for work, some more than the limits need: from the cursor on and around, or
+    /// what holds the tail.
+    fn candidates(&self, limits: &Limits) -> Vec<u64> {
+        let most = limits.pieces.saturating_mul(2).saturating_add(64);
+        match limits.tail_seq {
+            Some(seq) => {
+                let tail = self.waiting.range(..=(seq, u64::MAX));
+                tail.take(most).map(|(_, start)| *start).collect()
+            }
+            None => {
+                let ahead = self.places.range(self.cursor..);
+                ahead.chain(self.places.range(..self.cursor)).take(most).copied().collect()
+            }
+        }
+    }
+
+    fn is_free(&self, extent: &Extent) -> bool {
+        !self.flying.iter().any(|(_, other)| other.overlaps(extent))
+    }
+
+    fn fly(&mut self, claim: Extent) -> u64 {
+        self.next_op += 1;
+        self.flying.push((self.next_op, claim));
+        self.next_op
+    }
+
+    fn plan_zero(&mut self, start: u64, limits: &Limits, planned: &mut Planned) {
+        let Some(piece) = self.pieces.get(&start).copied() else { return };
+        if start >= self.home_size {
+            self.set_state(start, State::Written);
+            return;
+        }
+        if piece.write_seq > limits.durable && !limits.skip_wal {
+            return planned.needs(piece.write_seq);
+        }
+        let (extent, kind) = match piece.end {
+            u64::MAX => (from(start), OpKind::SetSize(start)),
+            end => (between(start, end.min(self.home_size)), OpKind::Zero),
+        };
+        let claim = units(extent, limits.unit);
+        if !self.is_free(&claim) {
+            return;
+        }
+        let id = self.fly(claim);
+        self.set_state(start, State::Writing(id));
+        planned.ops.push(HomeOp { id, extent, covers: between(start, piece.end), kind });
+    }
+
+    /// One write, from `start` on; the pieces and bytes it took.
+    fn plan_data(
+        &mut self,
+        start: u64,
+        most: usize,
+        bytes: u64,
+        limits: &Limits,
+        planned: &mut Planned,
+    ) -> (usize, u64) {
+        let mut parts = Vec::new();
+        let mut starts = Vec::new();
+        let mut end = start;
+        while let Some(piece) = self.pieces.get(&end) {
+            let is_data = piece.body != Body::Zero && piece.state == State::Dirty;
+            let len = piece.end - end;
+            let full = !starts.is_empty() && end - start + len > COALESCED_MAX.min(bytes);
+            if !is_data || starts.len() >= most || full {
+                break;
+            }
+            if limits.contiguous && !starts.is_empty() {
+                break;
+            }
+            if piece.write_seq > limits.durable && !limits.skip_wal {
+                planned.needs(piece.write_seq);
+                break;
+            }
+            let claim = units(between(start, piece.end), limits.unit);
+            if piece.end > self.home_size {
+                // What was gathered before it goes first: both may share a unit.
+                if starts.is_empty() {
+                    self.grow(limits, planned);
+                }
+                break;
+            }
+            if !self.is_free(&claim) {
+                break;
+            }
+            let Some((placed, skip)) = record_of(piece.seq, &piece.body) else { break };
+            parts.push(Part { placed, skip, len });
+            starts.push(end);
+            end = piece.end;
+        }
+        if starts.is_empty() {
+            return (1, 0);
+        }
+        let extent = between(start, end);
+        let id = self.fly(units(extent, limits.unit));
+        let took = starts.len();
+        starts.into_iter().for_each(|start| self.set_state(start, State::Writing(id)));
+        self.cursor = end;
+        let kind = OpKind::Write(parts);
+        planned.ops.push(HomeOp { id, extent, covers: extent, kind });
+        (took, extent.len)
+    }
+
+    /// Data lies past the device's end: it gets the size applications see, once that is durable.
+    fn grow(&mut self, limits: &Limits, planned: &mut Planned) {
+        let Some(size) = self.size.filter(|size| size.bytes > self.home_size) else { return };
+        self.change_size(&size, limits, planned);
+    }
+
+    fn change_size(&mut self, size: &SizeRecord, limits: &Limits, planned: &mut Planned) {
+        if size.write_seq > limits.durable && !limits.skip_wal {
+            return planned.needs(size.write_seq);
+        }
+        let extent = from(size.bytes.min(self.home_size));
+        let claim = units(extent, limits.unit);
+        if !self.is_free(&claim) {
+            return;
+        }
+        let id = self.fly(claim);
+        if let Some(size) = self.size.as_mut() {
+            size.state = State::Writing(id);
+        }
+        let kind = OpKind::SetSize(size.bytes);
+        planned.ops.push(HomeOp { id, extent, covers: extent, kind });
+    }
+
+    fn plan_size(&mut self, limits: &Limits, planned: &mut Planned) {
+        let Some(size) = self.size.filter(|size| size.state == State::Dirty) else { return };
+        if size.bytes == self.home_size && self.is_free(&from(self.home_size)) {
+            if let Some(size) = self.size.as_mut() {
+                size.state = State::Written;
+            }
+            return;
+        }
+        // A truncate that waits cuts it, and says when.
+        let last = self.pieces.last_key_value();
+        let cut = last.is_some_and(|(start, piece)| {
+            piece.end == u64::MAX && piece.state != State::Written && *start < self.home_size
+        });
+        if !(cut && size.bytes < self.home_size) {
+            self.change_size(&size, limits, planned);
+        }
+    }
+
+    /// An operation came to its end.
+    pub(in crate::store) fn complete(&mut self, op: &HomeOp, ok: bool, now_ms: u64) {
+        self.flying.retain(|(id, _)| *id != op.id);
+        let state = if ok { State::Written } else { State::Dirty };
+        let was_written = self.load_written();
+        for start in self.mine(op) {
+            self.set_state(start, state);
+        }
+        if let OpKind::SetSize(bytes) = op.kind {
+            if ok {
+                self.home_size = bytes;
+            }
+            if let Some(size) = self.size.as_mut()
+                && size.state == State::Writing(op.id)
+            {
+                let done = ok && size.bytes == bytes;
+                size.state = if done { State::Written } else { State::Dirty };
+            }
+        }
+        if was_written == 0 {
+            self.written_since_ms = now_ms;
+        }
+    }
+
+    fn load_written(&self) -> u64 {
+        self.written + u64::from(self.size_is_written())
+    }
+
+    /// Pieces that an operation still stands for.
+    pub(in crate::store) fn mine(&self, op: &HomeOp) -> Vec<u64> {
+        let range = op.covers.offset..op.covers.end();
+        let pieces = self.pieces.range(range);
+        pieces
+            .filter(|(_, piece)| piece.state == State::Writing(op.id))
+            .map(|(start, _)| *start)
+            .collect()
+    }
+
+    /// The parts of an operation's range that nothing newer covers.
+    pub(in crate::store) fn still_of(&self, op: &HomeOp) -> Vec<Extent> {
+        let ends = |start: u64| self.pieces.get(&start).map(|piece| between(start, piece.end));
+        self.mine(op).into_iter().filter_map(ends).collect()
+    }
+
+    /// Registers a change of the device outside the journal; None while something in flight
+    /// shares a unit with it (J6).
+    pub(in crate::store) fn begin_direct(&mut self, extent: Extent, unit: u64) -> Option<u64> {
+        let claim = units(extent, unit);
+        self.is_free(&claim).then(|| self.fly(claim))
+    }
+
+    /// The end of such a change.
+    pub(in crate::store) fn end_direct(&mut self, id: u64) {
+        self.flying.retain(|(other, _)| *other != id);
+    }
+
+    /// A sync of the device begins: it covers what is written now (J4). Some if it takes the last
+    /// of it home: the time to set before.
+    pub(in crate::store) fn begin_sync(&mut self) -> Option<Option<Timestamp>> {
+        self.syncing = true;
+        let is_last = self.waiting.is_empty()
+            && self.flying.is_empty()
+            && self.size.is_none_or(|size| size.state == State::Written);
+        for start in self.in_state(State::Written) {
+            self.set_state(start, State::Syncing);
+        }
+        if let Some(size) = self.size.as_mut()
+            && size.state == State::Written
+        {
+            size.state = State::Syncing;
+        }
+        if !is_last {
+            return None;
+        }
+        Some(self.time.as_mut().map(|time| {
+            time.syncing = true;
+            time.mtime
+        }))
+    }
+
+    /// The sync ended. After a failure everything since the last good one is dirty again (J11).
+    pub(in crate::store) fn end_sync(&mut self, ok: bool) {
+        self.syncing = false;
+        if !ok {
+            for state in [State::Syncing, State::Written] {
+                self.in_state(state).into_iter().for_each(|s| self.set_state(s, State::Dirty));
+            }
+            if let Some(size) = self.size.as_mut()
+                && matches!(size.state, State::Syncing | State::Written)
+            {
+                size.state = State::Dirty;
+            }
+            if let Some(time) = self.time.as_mut() {
+                time.syncing = false;
+            }
+            return;
+        }
+        for start in self.in_state(State::Syncing) {
+            self.take(start);
+        }
+        self.size = self.size.filter(|size| size.state != State::Syncing);
+        self.time = self.time.filter(|time| !time.syncing);
+    }
+
+    fn in_state(&self, state: State) -> Vec<u64> {
+        let of_state = |start: &u64| self.pieces.get(start).is_some_and(|p| p.state == state);
+        self.busy.iter().map(|(_, start)| *start).filter(of_state).collect()
+    }
+}
+
+fn between(start: u64, end: u64) -> Extent {
+    Extent { offset: start, len: end.saturating_sub(start) }
+}
+
+fn from(start: u64) -> Extent {
+    between(start, u64::MAX)
+}
+
+/// The units an extent touches.
+fn units(extent: Extent, unit: u64) -> Extent {
+    let start = extent.offset & !(unit - 1);
+    let end = extent.end().checked_next_multiple_of(unit).unwrap_or(u64::MAX);
+    between(start, end)
+}
