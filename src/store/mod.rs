@@ -11,6 +11,7 @@ pub mod device;
 mod ranges;
 mod registry;
 pub mod trace;
+pub(crate) mod writeback;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
