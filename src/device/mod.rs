@@ -58,10 +58,12 @@ pub trait BlockDevice: Send + Sync {
     /// Truncates or extends with zeros.
     fn set_size(&self, bytes: u64) -> Result<()>;
 
-    /// Allocates, zeroes or punches a range.
+    /// Allocates, zeroes or punches a range. NotSupported where the filesystem has no such thing:
+    /// whoever needs the zeros then writes them.
     fn change_range(&self, what: Range, offset: u64, len: u64) -> Result<()>;
 
-    /// Makes written bytes durable; with `data_only` attributes that no read needs may be left.
+    /// Makes written bytes durable; with `data_only` attributes that no read needs may be left. An
+    /// error is reported once and counts for whatever was written since the last good sync.
     fn sync(&self, data_only: bool) -> Result<()>;
 
     /// The next data (`hole` false) or hole at or after `offset`; ENXIO past the end.
@@ -73,7 +75,8 @@ pub trait BlockDevice: Send + Sync {
         self.write_at(data, offset)
     }
 
-    /// For submitting aligned home writes to a ring; None where only `write_home` works.
+    /// For submitting aligned home writes to a ring; None where only `write_home` works, which may
+    /// be so until the first of these has opened what it needs. Never blocks.
     fn raw(&self) -> Option<RawTarget> {
         None
     }

@@ -12,6 +12,7 @@ mod dirty;
 mod ranges;
 mod registry;
 pub mod trace;
+pub(crate) mod writeback;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

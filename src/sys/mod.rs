@@ -7,9 +7,12 @@
 pub mod aligned;
 pub mod handle;
 pub mod huge;
+pub mod locks;
 pub mod path_fd;
 pub mod process;
+pub mod reclaim;
 pub mod umask;
+pub mod uring;
 pub mod write_out;
 
 pub use aligned::AlignedBuf;

@@ -1,24 +1,38 @@
 //! A regular file as a device.
 //!
 //! Descriptors are opened when first needed and kept until the device is dropped: for reads a
-//! direct one (O_DIRECT, so that the host does not cache what we cache), for writes a buffered one.
+//! direct one (O_DIRECT, so that the host does not cache what we cache), for writes a buffered one;
+//! writing home has one more, see `home`. None is ever opened O_APPEND or O_TRUNC.
 //! States of direct I/O: unknown -> on | off; off is final for the device. Locks: `fds`, held only
 //! to clone a descriptor out or, once per kind, while opening it; `stream`; both leaves.
+//!
+//! The kernel reports a failed write-out once to each open file description that existed when it
+//! failed (errseq), and to none that is opened later if another has seen it. So `sync` uses the
+//! description of buffered writes, which `prepare(true)` opens, which precedes every write of this
+//! device in either way, and which stays open until the device is dropped. Two syncs at one time
+//! share it, and the kernel tells only one of them: `failed_syncs` tells the other.
+
+mod home;
 
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use parking_lot::Mutex;
-use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom, fallocate, ftruncate, seek};
+use rustix::fs::{
+    Advice, FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, fallocate, fstat, fstatvfs,
+    ftruncate, futimens, seek,
+};
 use rustix::io::{Errno, pread, pwrite};
 
-use super::{BlockDevice, Range};
+use self::home::Home;
+use super::{BlockDevice, Range, RawTarget};
 use crate::config::DirectIo;
 use crate::error::{Error, OpContext, Result};
 use crate::sys::AlignedBuf;
 use crate::sys::aligned::DIRECT_ALIGN;
+use crate::units::{Stamp, Timestamp};
 
 /// Opens one more descriptor of the device's file, whatever it is called by now.
 pub type Opener = Box<dyn Fn(OFlags) -> rustix::io::Result<OwnedFd> + Send + Sync>;
@@ -56,6 +70,9 @@ pub struct FileDevice {
     direct: AtomicBool,
     fds: Mutex<Descriptors>,
     stream: Mutex<Stream>,
+    home: Home,
+    /// Syncs that failed so far.
+    failed_syncs: AtomicU64,
 }
 
 impl std::fmt::Debug for FileDevice {
@@ -68,7 +85,15 @@ impl FileDevice {
     /// A device over what `opener` opens; nothing is opened yet.
     pub fn new(opener: Opener, policy: DirectIo) -> FileDevice {
         let direct = AtomicBool::new(policy != DirectIo::Never);
-        FileDevice { opener, policy, direct, fds: Mutex::default(), stream: Mutex::default() }
+        FileDevice {
+            opener,
+            policy,
+            direct,
+            fds: Mutex::default(),
+            stream: Mutex::default(),
+            home: Home::default(),
+            failed_syncs: AtomicU64::new(0),
+        }
     }
 
     /// Adopts a descriptor opened for reading and writing (by a create).
@@ -123,6 +148,21 @@ impl FileDevice {
             }
         }
         self.fd(Which::Read)
+    }
+
+    /// What a sync that began at `failed_before` failures may report. One that another overtook
+    /// with an error must not say that all is well: the error may have been of its own bytes.
+    fn synced(&self, result: Result<()>, failed_before: u64) -> Result<()> {
+        match result {
+            Err(error) => {
+                self.failed_syncs.fetch_add(1, SeqCst);
+                Err(error)
+            }
+            Ok(()) if self.failed_syncs.load(SeqCst) != failed_before => {
+                Err(Error::os("fdatasync", Errno::IO))
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     fn direct_refused(&self) -> Result<()> {
@@ -242,7 +282,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn size(&self) -> Result<u64> {
-        let stat = rustix::fs::fstat(&*self.any_fd()?).op("stat")?;
+        let stat = fstat(&*self.any_fd()?).op("stat")?;
         Ok(stat.st_size as u64)
     }
 
@@ -263,68 +303,61 @@ impl BlockDevice for FileDevice {
 
     fn sync(&self, data_only: bool) -> Result<()> {
         let fd = self.any_fd()?;
-        if data_only {
+        let failed_before = self.failed_syncs.load(SeqCst);
+        let synced = if data_only {
             rustix::fs::fdatasync(&*fd).op("fdatasync")
         } else {
             rustix::fs::fsync(&*fd).op("fsync")
-        }
+        };
+        self.synced(synced, failed_before)
     }
 
     fn seek(&self, offset: u64, hole: bool) -> Result<u64> {
         let to = if hole { SeekFrom::Hole(offset) } else { SeekFrom::Data(offset) };
         seek(&*self.any_fd()?, to).op("lseek")
     }
+
+    fn write_home(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.write_around_cache(data, offset)
+    }
+
+    fn raw(&self) -> Option<RawTarget> {
+        self.home.raw()
+    }
+
+    fn start_write_out(&self) {
+        if self.home.take_buffered()
+            && let Ok(fd) = self.any_fd()
+        {
+            // A hint: what it does not start, the sync writes.
+            let _ = crate::sys::write_out::start(&*fd, 0, 0);
+        }
+    }
+
+    fn set_mtime(&self, mtime: Timestamp) -> Result<()> {
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
+            last_modification: Timespec { tv_sec: mtime.sec, tv_nsec: mtime.nsec.into() },
+        };
+        futimens(&*self.any_fd()?, &times).op("utimensat")
+    }
+
+    fn stamp(&self) -> Result<Option<Stamp>> {
+        let stat = fstat(&*self.any_fd()?).op("stat")?;
+        let time = |sec, nsec| Timestamp { sec, nsec: nsec as u32 };
+        Ok(Some(Stamp {
+            size: stat.st_size as u64,
+            mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+            ctime: time(stat.st_ctime, stat.st_ctime_nsec),
+        }))
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        let stat = fstatvfs(&*self.any_fd()?).op("statfs")?;
+        // Network and stacked filesystems report 0 blocks where they do not know.
+        Ok((stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize)))
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    fn device(path: &Path, policy: DirectIo) -> FileDevice {
-        let path = path.to_path_buf();
-        let opener = move |flags| rustix::fs::open(&path, flags, rustix::fs::Mode::empty());
-        FileDevice::new(Box::new(opener), policy)
-    }
-
-    #[test]
-    fn unaligned_reads_and_tails_are_exact() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        let bytes: Vec<u8> = (0..20_001u32).map(|i| (i % 251) as u8).collect();
-        std::fs::write(&path, &bytes).unwrap();
-        for policy in [DirectIo::Auto, DirectIo::Never] {
-            let device = device(&path, policy);
-            for (offset, len) in [(0, 4096), (1, 10), (4095, 2), (16384, 8192), (20_000, 100)] {
-                let mut buf = vec![0; len];
-                let got = device.read_at(&mut buf, offset as u64).unwrap();
-                assert_eq!(got, len.min(bytes.len() - offset));
-                assert_eq!(buf[..got], bytes[offset..offset + got]);
-            }
-            assert_eq!(device.read_at(&mut [0; 8], 20_001).unwrap(), 0);
-        }
-    }
-
-    #[test]
-    fn long_and_short_writes_read_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        std::fs::write(&path, b"").unwrap();
-        let device = device(&path, DirectIo::Auto);
-        let long = vec![7u8; 3 * STREAM_STEP as usize];
-        for (i, part) in long.chunks(1 << 20).enumerate() {
-            device.write_at(part, 4096 + ((i as u64) << 20)).unwrap();
-        }
-        device.write_at(b"abc", 1).unwrap();
-        device.sync(true).unwrap();
-        let mut buf = vec![0; 4096 + long.len()];
-        assert_eq!(device.read_at(&mut buf, 0).unwrap(), buf.len());
-        assert_eq!(
-            (&buf[..5], buf[4096], device.size().unwrap()),
-            (&b"\0abc\0"[..], 7, 4096 + 3 * STREAM_STEP)
-        );
-        device.change_range(Range::Punch, 4096, 4096).unwrap();
-        device.read_at(&mut buf, 0).unwrap();
-        assert_eq!((buf[4096], buf[8192]), (0, 7));
-    }
-}
+mod tests;

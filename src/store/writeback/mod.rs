@@ -1,0 +1,3 @@
+//! Writing dirty extents home (STORE.md 4).
+
+pub(crate) mod workers;
