@@ -443,6 +443,7 @@ fn ring_against_threads() {
                 assert!(next(&outcomes).1.is_ok());
                 (flying, count) = (flying - 1, count + 1);
             }
+            workers.stop();
             let rate = count as f64 / (clock::now() - started).as_secs_f64();
             let way = if workers.uses_uring() { "rings" } else { "threads" };
             println!("{way}, {}: {rate:.0} IOPS", if holes { "holes" } else { "allocated" });
