@@ -164,10 +164,10 @@ fn the_sync_descriptor_precedes_the_writes_and_stays() {
     let path = dir.path().join("f");
     std::fs::write(&path, vec![0; 8192]).unwrap();
     let opens = Arc::new(Mutex::new(Vec::new()));
-    let (file, log) = (path.clone(), opens.clone());
+    let log = opens.clone();
     let opener = move |flags: OFlags| {
         log.lock().push(flags);
-        rustix::fs::open(&file, flags, rustix::fs::Mode::empty())
+        rustix::fs::open(&path, flags, rustix::fs::Mode::empty())
     };
     let device = FileDevice::new(Box::new(opener), DirectIo::Auto);
     device.prepare(true).unwrap();

@@ -411,41 +411,69 @@ fn the_target_lies_at_its_offset() {
     assert!((0..65536).all(|i| (bytes[i] == 6) == (12288..16384).contains(&i)));
 }
 
-/// Not a test of right or wrong: prints what the two ways reach, 64 in flight. Run it with
-/// `cargo test --release -- --ignored --nocapture ring_against_threads`.
+#[test]
+fn no_wake_is_lost() {
+    let Some(workers) = ring_workers() else { return };
+    let file = tempfile::tempfile().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (workers, device) = (&workers, raw(file.try_clone().unwrap(), 4096));
+            scope.spawn(move || {
+                let (sender, outcomes) = channel();
+                for turn in 0..1000 {
+                    // One at a time: the rings sleep between most of them.
+                    workers.submit(job(&device, thread << 20, vec![1; 4096], turn, &sender));
+                    assert_eq!(next(&outcomes).0, turn);
+                }
+            });
+        }
+    });
+}
+
+/// Not a test of right or wrong: prints what the two ways reach. Run it with
+/// `cargo test --release --lib -- --ignored --nocapture ring_against_threads`.
 #[test]
 #[ignore = "a measurement"]
 fn ring_against_threads() {
-    const LEN: usize = 4096;
     let dir = tempfile::tempdir_in(std::env::var_os("MEASURE_IN").unwrap_or(".".into())).unwrap();
     let path = dir.path().join("f");
     for holes in [false, true] {
-        for workers in both() {
-            let size = 256u64 << 20;
-            let made = std::fs::File::create(&path).unwrap();
-            made.set_len(size).unwrap();
-            let device = file(&path);
-            if !holes {
-                let block = AlignedBuf::new(1 << 20);
-                (0..size >> 20).for_each(|i| device.write_home(&block, i << 20).unwrap());
+        for depth in [1, 64] {
+            for workers in both() {
+                let rate = rate(&workers, &path, holes, depth);
+                let way = if workers.uses_uring() { "rings" } else { "threads" };
+                let what = if holes { "holes" } else { "allocated" };
+                println!("{way}, {what}, {depth} in flight: {rate:.0} IOPS");
             }
-            device.sync(false).unwrap();
-            let mut random = Random::new(1);
-            let (sender, outcomes) = channel();
-            let started = clock::now();
-            let (mut flying, mut count) = (0, 0u64);
-            while clock::now() - started < Duration::from_secs(4) {
-                while flying < 64 {
-                    let offset = random.below(size / LEN as u64) * LEN as u64;
-                    workers.submit(job(&device, offset, vec![1; LEN], 0, &sender));
-                    flying += 1;
-                }
-                assert!(next(&outcomes).1.is_ok());
-                (flying, count) = (flying - 1, count + 1);
-            }
-            let rate = count as f64 / (clock::now() - started).as_secs_f64();
-            let way = if workers.uses_uring() { "rings" } else { "threads" };
-            println!("{way}, {}: {rate:.0} IOPS", if holes { "holes" } else { "allocated" });
         }
     }
+}
+
+/// Random 4 KiB writes a second into a file of 256 MiB.
+fn rate(workers: &Workers, path: &Path, holes: bool, depth: usize) -> f64 {
+    const LEN: usize = 4096;
+    const SIZE: u64 = 256 << 20;
+    std::fs::File::create(path).unwrap().set_len(SIZE).unwrap();
+    let device = file(path);
+    if !holes {
+        let block = AlignedBuf::new(1 << 20);
+        (0..SIZE >> 20).for_each(|i| device.write_home(&block, i << 20).unwrap());
+    }
+    device.sync(false).unwrap();
+    let mut random = Random::new(1);
+    let (sender, outcomes) = channel();
+    let started = clock::now();
+    let (mut flying, mut count) = (0, 0u64);
+    while clock::now() - started < Duration::from_secs(3) {
+        while flying < depth {
+            let offset = random.below(SIZE / LEN as u64) * LEN as u64;
+            workers.submit(job(&device, offset, vec![1; LEN], 0, &sender));
+            flying += 1;
+        }
+        assert!(next(&outcomes).1.is_ok());
+        (flying, count) = (flying - 1, count + 1);
+    }
+    let rate = count as f64 / (clock::now() - started).as_secs_f64();
+    workers.stop();
+    rate
 }
