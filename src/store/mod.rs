@@ -11,6 +11,8 @@ pub mod device;
 mod ranges;
 mod registry;
 pub mod trace;
+#[allow(dead_code)]
+pub(crate) mod writeback;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
