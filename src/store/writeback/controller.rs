@@ -190,20 +190,24 @@ impl Controller {
     }
 
     /// Whether a write of so many bytes to a device that holds `share` bytes of the journal may go
-    /// on (W4): a degraded device gets a quarter of the journal, all of them together a half.
+    /// on (W4): a device that is degraded gets a quarter of the journal, all of them together a
+    /// half. One that only fails so far waits there, one that stalls at half of the journal.
     pub fn admit(&self, id: DeviceId, share: u64, bytes: u64) -> Admission {
         let Some(state) = self.devices.get(&id) else { return Admission::Yes };
         let share = share.saturating_add(bytes);
-        if !state.health.is_degraded() {
-            let stalls = state.health.is_failing() || state.health.stalls(self.now_ms);
-            let late = stalls && self.devices.len() > 1 && share > self.journal_bytes / 2;
-            return if late { Admission::Later } else { Admission::Yes };
+        let (quarter, half) = (self.journal_bytes / 4, self.journal_bytes / 2);
+        let sick = |state: &State| state.health.is_degraded() || state.health.is_failing();
+        if !sick(state) {
+            let stalls = self.devices.len() > 1 && state.health.stalls(self.now_ms);
+            return if stalls && share > half { Admission::Later } else { Admission::Yes };
         }
-        let others = self.devices.iter().filter(|(other, _)| **other != id);
-        let others = others.filter(|(_, state)| state.health.is_degraded());
-        let others: u64 = others.map(|(_, state)| state.share).sum();
-        let fits = share <= self.journal_bytes / 4 && share + others <= self.journal_bytes / 2;
-        if fits { Admission::Yes } else { Admission::Refused }
+        let others = self.devices.iter().filter(|(other, state)| **other != id && sick(state));
+        let all = others.fold(share, |sum, (_, state)| sum.saturating_add(state.share));
+        match share <= quarter && all <= half {
+            true => Admission::Yes,
+            false if state.health.is_degraded() => Admission::Refused,
+            false => Admission::Later,
+        }
     }
 
     fn note(&mut self, events: &[Event]) {
@@ -288,14 +292,20 @@ impl Controller {
         }
     }
 
-    /// Only stuck devices hold the tail: their records go to the head, so that the others go on.
+    /// Whether the tail does not wait for a device: it is stuck; where room is short, it stalls.
+    fn is_late(&self, id: DeviceId) -> bool {
+        let stalls = |state: &State| self.pressed && state.health.stalls(self.now_ms);
+        self.is_stuck(id) || self.devices.get(&id).is_some_and(stalls)
+    }
+
+    /// Only late devices hold the tail: their records go to the head, so that the others go on.
     /// Not if nearly everything is theirs: then copying frees nothing.
     fn copy_forward(&mut self, world: &World<'_>, tail: Option<Tail>, actions: &mut Vec<Action>) {
         let Some(tail) = tail.filter(|tail| self.filling && !tail.is_head) else { return };
         let holders = || world.devices.iter().filter(|view| holds(view, Some(tail)));
-        let stuck = world.devices.iter().filter(|view| self.is_stuck(view.id));
-        let share: u64 = stuck.map(|view| view.journal_share).sum();
-        if holders().any(|view| !self.is_stuck(view.id)) || share > world.journal_used / 4 * 3 {
+        let late = |view: &DeviceView| self.is_late(view.id);
+        let share = world.devices.iter().filter(|view| late(view)).map(|view| view.journal_share);
+        if !holders().all(late) || share.sum::<u64>() > world.journal_used / 4 * 3 {
             return;
         }
         let now = self.now_ms;

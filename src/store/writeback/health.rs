@@ -21,7 +21,7 @@ pub const HANG_MS: u64 = 5000;
 /// A sync may be long because there is much to write: so long before its device is degraded.
 const SYNC_HANG_MS: u64 = 30_000;
 
-/// An I/O in flight for longer than this makes us careful with further writes of its device.
+/// An I/O in flight for longer than this may hang: others should not depend on it.
 const STALL_MS: u64 = 1000;
 
 /// One device's health. Plain data of the controller.
@@ -104,7 +104,7 @@ impl Health {
 
     /// Whether it may soon turn out to hang.
     pub fn stalls(&self, now_ms: u64) -> bool {
-        self.hangs(now_ms) || older(self.write_ms, now_ms, STALL_MS)
+        older(self.write_ms, now_ms, STALL_MS) || older(self.sync_ms, now_ms, STALL_MS)
     }
 
     /// DEGRADED.

@@ -173,7 +173,7 @@ impl Mode {
 pub enum Admission {
     /// Go on (and wait for room like everybody).
     Yes,
-    /// Wait until the device is better or worse: it stalls and holds half of the journal.
+    /// Wait until the device is better or worse: it fails or stalls, and holds much of the journal.
     Later,
     /// EIO: the device is degraded and its share of the journal is used up.
     Refused,

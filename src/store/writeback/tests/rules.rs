@@ -102,7 +102,7 @@ fn passes_have_the_sizes_of_bcache() {
     let Some(Action::Pass { extents: 5, bytes, .. }) = actions.first() else {
         panic!("{actions:?}");
     };
-    assert_eq!((actions.len(), *bytes), (1, MIB), "a second's worth of the floor");
+    assert_eq!((actions.len(), *bytes), (1, MIB - 1), "a second's worth of the floor");
     // The same device 1 s later is idle again; the baseline keeps to small passes.
     desk.settings.order = WritebackOrder::Lba;
     let actions = desk.later(1000, &[]);
@@ -264,9 +264,9 @@ fn degraded_devices_have_shares() {
     let fail: Vec<Event> = (0..16).map(|_| failed(A)).collect();
     desk.step(&fail[..15]);
     assert!(!desk.controller.is_degraded(A));
-    // Failing, not degraded: its writers wait from half of the journal on.
-    assert_eq!(desk.controller.admit(A, JOURNAL / 2 - 1, 1), Admission::Yes);
-    assert_eq!(desk.controller.admit(A, JOURNAL / 2, 1), Admission::Later);
+    // Failing, not degraded: its writers wait.
+    assert_eq!(desk.controller.admit(A, JOURNAL / 4 - 1, 1), Admission::Yes);
+    assert_eq!(desk.controller.admit(A, JOURNAL / 4, 1), Admission::Later);
     desk.step(&fail[..1]);
     assert!(desk.controller.is_degraded(A) && !desk.controller.is_degraded(B));
     assert_eq!(desk.controller.admit(A, JOURNAL / 4 - 1, 1), Admission::Yes);
@@ -279,6 +279,11 @@ fn degraded_devices_have_shares() {
     assert_eq!(desk.controller.admit(A, JOURNAL / 8, 1), Admission::Refused);
     desk.step(&[Event::Wrote { device: A, ok: true }]);
     assert_eq!(desk.controller.admit(A, JOURNAL, 1), Admission::Yes);
+    // Stalling: half of the journal.
+    desk.views[0].oldest_io_ms = Some(desk.now - 1001);
+    desk.step(&[]);
+    assert_eq!(desk.controller.admit(A, JOURNAL / 2 - 1, 1), Admission::Yes);
+    assert_eq!(desk.controller.admit(A, JOURNAL / 2, 1), Admission::Later);
 }
 
 #[test]
@@ -334,6 +339,13 @@ fn copies_forward_only_where_it_helps() {
     assert_eq!(desk.step(&[]), copy);
     desk.views[0].live_seq = Some(101);
     assert_eq!(desk.step(&[]), [Action::FreeTail { last_seq: 100 }]);
+    // A write for more than a second: late only where room is short.
+    desk.step(&[Event::Wrote { device: A, ok: true }]);
+    desk.views[0].live_seq = Some(100);
+    (desk.views[0].in_flight, desk.views[0].oldest_io_ms) = (1, Some(desk.now));
+    assert_eq!(desk.later(1001, &[]), []);
+    desk.used = JOURNAL / 100 * 71;
+    assert_eq!(desk.step(&[]), copy);
 }
 
 #[test]
@@ -414,7 +426,7 @@ fn the_rate_is_that_of_bcache() {
     let mut second = |rate: &mut Rate, dirty, uses| {
         now += 1000;
         if uses {
-            rate.spend(rate.rate());
+            rate.spend(2 * rate.rate());
         }
         rate.advance(now, dirty, target);
         rate.rate()

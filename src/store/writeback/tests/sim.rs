@@ -1,5 +1,5 @@
 //! A small simulated world: devices with latencies and faults, a ring of segments, writers. It does
-//! what the controller says. One tick is 10 ms.
+//! what the controller says, in ticks of 10 ms unless a test says otherwise.
 #![cfg(test)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -90,7 +90,8 @@ pub struct SimDevice {
     newest: BTreeMap<u64, u64>,
     cursor: u64,
     ios: Vec<Io>,
-    written: BTreeMap<u64, u64>,
+    written: BTreeSet<u64>,
+    written_since: u64,
     sync: Option<(u64, Vec<u64>)>,
 }
 
@@ -122,7 +123,8 @@ impl SimDevice {
             newest: BTreeMap::new(),
             cursor: 0,
             ios: Vec::new(),
-            written: BTreeMap::new(),
+            written: BTreeSet::new(),
+            written_since: 0,
             sync: None,
         }
     }
@@ -153,7 +155,7 @@ impl SimDevice {
             in_flight: self.ios.len(),
             oldest_io_ms: self.ios.iter().map(|io| io.start).min(),
             written_extents: self.written.len() as u64,
-            written_since_ms: self.written.values().min().copied().unwrap_or(0),
+            written_since_ms: self.written_since,
             syncing: self.sync.is_some(),
             frontend_ms: self.frontend_ms,
             flushing: self.flushing,
@@ -205,25 +207,24 @@ impl SimDevice {
     fn take(&mut self, now: u64, extents: usize, bytes: u64, pick: Pick) -> u64 {
         let busy: BTreeSet<u64> =
             self.ios.iter().filter_map(|io| Some(self.extents.get(&io.extent)?.offset)).collect();
+        let (from, all) = (self.cursor, &self.extents);
+        let sweep = || self.dirty.range(from..).chain(self.dirty.range(..from)).map(|(_, uid)| uid);
+        let old =
+            |limit| self.ages.iter().filter(move |(since, _)| *since <= limit).map(|age| &age.1);
+        let tail = |limit| sweep().filter(move |uid| all[uid].seq <= limit);
+        let order: Box<dyn Iterator<Item = &u64>> = match pick {
+            Pick::DirtySince(since) => Box::new(old(since)),
+            Pick::TailFirst(seq) => Box::new(tail(seq).chain(sweep())),
+            Pick::Any => Box::new(sweep()),
+        };
         let mut chosen: Vec<u64> = Vec::new();
-        let from = self.cursor;
-        let sweep = || self.dirty.range(from..).chain(self.dirty.range(..from));
-        let rounds: &[bool] = if pick == Pick::Any { &[false] } else { &[true, false] };
-        for picky in rounds {
-            for (offset, uid) in sweep() {
-                let more = (chosen.len() as u64 + 1).saturating_mul(self.len);
-                if chosen.len() >= extents || (!chosen.is_empty() && more > bytes) {
-                    break;
-                }
-                let extent = &self.extents[uid];
-                let fits = match pick {
-                    Pick::DirtySince(since) => extent.since <= since,
-                    Pick::TailFirst(seq) => !picky || extent.seq <= seq,
-                    Pick::Any => true,
-                };
-                if fits && !busy.contains(offset) && !chosen.contains(uid) {
-                    chosen.push(*uid);
-                }
+        for uid in order {
+            let more = (chosen.len() as u64 + 1).saturating_mul(self.len);
+            if chosen.len() >= extents || (!chosen.is_empty() && more > bytes) {
+                break;
+            }
+            if !busy.contains(&self.extents[uid].offset) && !chosen.contains(uid) {
+                chosen.push(*uid);
             }
         }
         for uid in &chosen {
@@ -257,7 +258,10 @@ impl SimDevice {
             } else {
                 extent.state = State::Written;
                 self.home += self.len;
-                self.written.insert(io.extent, now);
+                if self.written.is_empty() {
+                    self.written_since = now;
+                }
+                self.written.insert(io.extent);
             }
         }
         if let Some((_, epoch)) = self.sync.take_if(|(done, _)| *done <= now) {
@@ -275,6 +279,7 @@ impl SimDevice {
 
 pub struct Sim {
     pub now: u64,
+    pub tick_ms: u64,
     pub controller: Controller,
     pub settings: Settings,
     pub flushing_all: bool,
@@ -297,6 +302,7 @@ impl Sim {
         let order = WritebackOrder::Unordered;
         Sim {
             now: 1_000_000,
+            tick_ms: TICK_MS,
             controller: Controller::new(),
             settings: Settings { percent: 10, delay_ms: 1000, running: true, order },
             flushing_all: false,
@@ -354,10 +360,14 @@ impl Sim {
     }
 
     fn frontends(&mut self) {
-        for index in 0..self.devices.len() {
+        let tick_ms = self.tick_ms;
+        // Room is given in the order of waiting, as the journal does.
+        let mut order: Vec<usize> = (0..self.devices.len()).collect();
+        order.sort_by_key(|index| self.devices[*index].waiting_since.unwrap_or(self.now));
+        for index in order {
             let device = &mut self.devices[index];
-            device.credit += device.load * TICK_MS / 1000;
-            let most = device.len + device.load * TICK_MS / 1000;
+            device.credit += device.load * tick_ms / 1000;
+            let most = device.len + device.load * tick_ms / 1000;
             device.credit = device.credit.min(most);
             while self.devices[index].credit >= self.devices[index].len {
                 let device = &self.devices[index];
@@ -445,7 +455,7 @@ impl Sim {
                 self.syncs += 1;
                 let device = self.device(device);
                 assert!(device.sync.is_none(), "two syncs at once");
-                let epoch = std::mem::take(&mut device.written).into_keys().collect();
+                let epoch = std::mem::take(&mut device.written).into_iter().collect();
                 device.sync = Some((now + device.sync_ms, epoch));
                 false
             }
@@ -459,9 +469,9 @@ impl Sim {
         }
     }
 
-    /// 10 ms go by.
+    /// One tick goes by.
     pub fn tick(&mut self) {
-        self.now += TICK_MS;
+        self.now += self.tick_ms;
         self.log.clear();
         for device in &mut self.devices {
             device.complete(self.now, &mut self.events);
@@ -483,6 +493,6 @@ impl Sim {
     }
 
     pub fn run(&mut self, ms: u64) {
-        (0..ms / TICK_MS).for_each(|_| self.tick());
+        (0..ms / self.tick_ms).for_each(|_| self.tick());
     }
 }
