@@ -17,8 +17,8 @@
 //! | busy, fits one idle pass | 30, 30000 | one | `writeback_delay` over |
 //! | busy | 5, 5000 | one | `writeback_delay` over and the rate allows it |
 //!
-//! `writeback_delay` holds for what fits one idle pass, too: a block that is written again and again
-//! would go home each time, and the rate would never matter.
+//! `writeback_delay` holds for what fits one idle pass, too: a block that is written again and
+//! again would go home each time, and the rate would never matter.
 //!
 //! Invariants: W1, W2, W4, W5 (tests of their names), the controller's part of W6.
 
@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use super::health::Health;
 use super::rate::Rate;
-pub use super::view::{Action, Admission, DeviceView, Event, Mode, Pick, Settings, World};
+use super::view::{Action, Admission, DeviceView, Event, Mode, Pick, World};
 use crate::config::WritebackOrder;
 use crate::journal::Tail;
 use crate::units::DeviceId;

@@ -9,4 +9,4 @@ mod health;
 mod rate;
 #[cfg(test)]
 mod tests;
-mod view;
+pub(crate) mod view;

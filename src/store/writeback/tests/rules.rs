@@ -1,9 +1,10 @@
 //! Single rules, each in the smallest world that shows it.
 #![cfg(test)]
 
-use super::super::controller::*;
+use super::super::controller::Controller;
 use super::super::health::Health;
 use super::super::rate::{FLOOR, Rate};
+use super::super::view::*;
 use super::sim::MIB;
 use crate::config::WritebackOrder;
 use crate::journal::Tail;

@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::super::controller::*;
+use super::super::controller::{Controller, SLOTS};
+use super::super::view::*;
 use crate::config::WritebackOrder;
 use crate::journal::Tail;
 use crate::units::DeviceId;
@@ -413,7 +414,7 @@ impl Sim {
         };
         let events = std::mem::take(&mut self.events);
         let actions = self.controller.step(&world, self.tail(), &events);
-        let again = actions.iter().fold(false, |again, action| self.act(action) || again);
+        let again = actions.iter().filter(|action| self.act(action)).count() > 0;
         self.log.extend(actions);
         let in_flight = self.devices.iter().map(SimDevice::in_flight).sum();
         self.most_in_flight = self.most_in_flight.max(in_flight);
