@@ -210,8 +210,9 @@ impl SimDevice {
             self.ios.iter().filter_map(|io| Some(self.extents.get(&io.extent)?.offset)).collect();
         let (from, all) = (self.cursor, &self.extents);
         let sweep = || self.dirty.range(from..).chain(self.dirty.range(..from)).map(|(_, uid)| uid);
-        let old =
-            |limit| self.ages.iter().filter(move |(since, _)| *since <= limit).map(|age| &age.1);
+        let old = |limit| {
+            self.ages.iter().take_while(move |(since, _)| *since <= limit).map(|age| &age.1)
+        };
         let tail = |limit| sweep().filter(move |uid| all[uid].seq <= limit);
         let order: Box<dyn Iterator<Item = &u64>> = match pick {
             Pick::DirtySince(since) => Box::new(old(since)),
