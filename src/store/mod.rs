@@ -12,6 +12,7 @@ mod dirty;
 mod ranges;
 mod registry;
 pub mod trace;
+#[allow(dead_code)]
 pub(crate) mod writeback;
 
 use std::path::{Path, PathBuf};
