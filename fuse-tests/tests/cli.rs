@@ -56,9 +56,8 @@ fn a_wrong_command_line_is_one_line_and_exit_2() {
              bypass",
         ),
         (
-            &["mount", "-o", "cache-mode=writeback", "/a", "/b"],
-            "bad value: cache_mode=writeback: it comes in a later version; give writethrough, \
-             writearound or none",
+            &["mount", "-o", "cache-mode=fast", "/a", "/b"],
+            "bad value: cache_mode=fast: give writeback, writethrough, writearound or none",
         ),
         (
             &["mount", "/a"],

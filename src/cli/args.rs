@@ -53,6 +53,17 @@ pub enum Action {
     /// Record every read request of a mount in a file
     #[command(after_long_help = help::TRACE)]
     Trace(TraceArgs),
+    /// Look what is in a journal that no mount uses; exit 0 clean, 1 dirty, 4 corrupt, 8 failed
+    #[command(after_long_help = help::CHECK)]
+    Check(CheckArgs),
+    /// Show, replay or give up a journal that no mount uses
+    #[command(
+        subcommand,
+        after_long_help = help::JOURNAL,
+        disable_help_subcommand = true,
+        arg_required_else_help = true
+    )]
+    Journal(JournalAction),
     /// Check what this system and a source directory can do
     #[command(after_long_help = help::DOCTOR)]
     Doctor(DoctorArgs),
@@ -164,6 +175,63 @@ pub struct TraceArgs {
     pub file: PathBuf,
     /// How long (60, 5m); until Ctrl-C if not given
     pub seconds: Option<String>,
+}
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `journal` can do.
+#[derive(Debug, Subcommand)]
+pub enum JournalAction {
+    /// Print what it holds, by image or record by record
+    #[command(after_long_help = help::DUMP)]
+    Dump(DumpArgs),
+    /// Write home what it holds, without a mount
+    #[command(after_long_help = help::REPLAY)]
+    Replay(ReplayArgs),
+    /// Give up what it holds: removes the mark, moves the records aside
+    #[command(after_long_help = help::ABANDON)]
+    Abandon(AbandonArgs),
+}
+
+/// Arguments of `journal dump`.
+#[derive(Debug, Args)]
+pub struct DumpArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Print every record
+    #[arg(long)]
+    pub records: bool,
+}
+
+/// Arguments of `journal replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Leave out this file (a path below SOURCE); what the journal holds of it is moved aside
+    #[arg(long, value_name = "FILE")]
+    pub skip: Vec<PathBuf>,
+}
+
+/// Arguments of `journal abandon`.
+#[derive(Debug, Args)]
+pub struct AbandonArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Arguments of `doctor`.

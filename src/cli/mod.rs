@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod failure;
 pub mod help;
 pub mod helper;
+pub mod journal;
 pub mod list;
 pub mod man;
 pub mod meaning;
@@ -67,6 +68,8 @@ fn act(action: Action) -> Outcome<ExitCode> {
         Action::Set(args) => set::run(&args),
         Action::List(args) => list::run(&args),
         Action::Trace(args) => trace::run(&args),
+        Action::Check(args) => return Ok(journal::check(&args)),
+        Action::Journal(action) => journal::run(&action),
         Action::Doctor(args) => return Ok(doctor::doctor(args.source.as_deref(), args.json)),
         Action::Completions { shell } => output::print(&man::completions(shell)).map(drop),
         Action::Man => man::page().and_then(|page| output::print(&page).map(drop)),

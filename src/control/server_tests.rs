@@ -174,14 +174,30 @@ fn set_changes_all_or_nothing() {
     assert_eq!(fake.tunables.expire_ms(), 0);
     let reply = set(r#"[["threads","4"]]"#);
     assert!(reply.contains("not changeable on a live mount"), "{reply}");
-    assert!(set(r#"[["cache_mode","writeback"]]"#).contains("later version"));
+    let reply = set(r#"[["expire","3s"],["cache_mode","writeback"]]"#);
+    assert!(reply.contains("mounted without a journal") && reply.contains("/mnt"), "{reply}");
+    assert_eq!(fake.tunables.expire_ms(), 0);
+    for (bad, wanted) in [
+        (r#"["writeback_percent","101"]"#, "from 0 to 100"),
+        (r#"["journal_delay","0"]"#, "from 1ms to 60s"),
+        (r#"["journal_delay_ms","1s"]"#, "from 1 to 60000"),
+        (r#"["writeback_running","maybe"]"#, "give yes or no"),
+        (r#"["writeback_delay","soon"]"#, "30s or 500ms"),
+    ] {
+        let reply = set(&format!("[[\"expire\",\"3s\"],{bad}]"));
+        assert!(reply.contains("bad value") && reply.contains(wanted), "{reply}");
+        assert_eq!(fake.tunables.expire_ms(), 0);
+    }
     let all = r#"[["expire","2s"],["cache-mode","none"],["bypass","1M"],["readahead","0"],
-                  ["sequential_cutoff","8M"]]"#;
+                  ["sequential_cutoff","8M"],["writeback-percent","20"],["writeback_delay","5s"],
+                  ["writeback_running","0"],["journal_delay_ms","250"]]"#;
     assert_eq!(set(&all.replace('\n', " ")), "{\"reply\":\"done\"}");
     let tunables = &fake.tunables;
     assert_eq!((tunables.bypass(), tunables.readahead()), (1 << 20, 0));
     assert_eq!((tunables.sequential_cutoff(), tunables.expire_ms()), (8 << 20, 2000));
     assert_eq!(tunables.cache_mode(), CacheMode::None);
+    assert_eq!((tunables.writeback_percent(), tunables.writeback_delay_ms()), (20, 5000));
+    assert_eq!((tunables.writeback_running(), tunables.journal_delay_ms()), (false, 250));
     let settings = ask(&mut peer, r#"{"schema":1,"op":"settings"}"#);
     assert!(settings.contains(r#"["bypass","1M"]"#) && settings.contains(r#"["cache","256M"]"#));
 }

@@ -8,6 +8,7 @@
 //!   4. the cache's own (see `cache`)
 
 pub mod device;
+pub mod mark;
 mod ranges;
 mod registry;
 pub mod trace;
