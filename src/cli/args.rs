@@ -38,7 +38,10 @@ pub enum Action {
     /// Mount a directory of images; returns once it is mounted
     #[command(after_long_help = help::MOUNT)]
     Mount(MountArgs),
-    /// Unmount, and wait until the daemon is gone
+    /// Write home what is in the journal, and wait for it
+    #[command(after_long_help = help::FLUSH)]
+    Flush(FlushArgs),
+    /// Write everything home, unmount, and wait until the daemon is gone
     #[command(after_long_help = help::UMOUNT, visible_alias = "unmount")]
     Umount(UmountArgs),
     /// Show what the cache did: per device and in total
@@ -109,6 +112,17 @@ pub struct UmountArgs {
     /// Abort requests that hang, then unmount (root only)
     #[arg(short, long)]
     pub force: bool,
+    /// Leave what is dirty in the journal; the next mount writes it home
+    #[arg(short, long)]
+    pub no_flush: bool,
+}
+
+/// Arguments of `flush`.
+#[derive(Debug, Args)]
+pub struct FlushArgs {
+    /// A mountpoint, or files below one
+    #[arg(required = true, value_name = "MOUNTPOINT|FILE")]
+    pub paths: Vec<PathBuf>,
 }
 
 /// Arguments of `stat`.

@@ -31,10 +31,29 @@ Examples:
 In /etc/fstab:
   /srv/images  /mnt/images  fuse.bcachefs-fuse  cache=1G,nofail  0 0";
 
+/// Behind `flush --help`.
+pub const FLUSH: &str = "\
+Shows how far it is on a terminal. The last line has bytes, seconds and the most writes in flight.
+Ctrl-C ends the waiting; the daemon writes on at its own rate.
+
+Exit codes: 0 all is home, 1 not all of it; one line on standard error says which image and why.
+
+Examples:
+  bcachefs-fuse flush /mnt/images
+  bcachefs-fuse flush /mnt/images/debian.img /mnt/images/bsd.img";
+
 /// Behind `umount --help`.
 pub const UMOUNT: &str = "\
+Refuses first if the mount is in use, and names who uses it. Then everything is written home; Ctrl-C
+leaves the rest in the journal and unmounts. Without a word and with exit code 0 the files of SOURCE
+are current.
+
+Exit codes: 0 unmounted (with -n: perhaps with data left, which it says), 1 still mounted, or
+unmounted with data left in the journal; one line on standard error says which.
+
 Examples:
   bcachefs-fuse umount /mnt/images
+  bcachefs-fuse umount -n /mnt/images                leave what is dirty in the journal
   bcachefs-fuse umount --lazy /mnt/images
   umount /mnt/images                                 the same through mount(8)'s helper";
 

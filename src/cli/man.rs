@@ -127,6 +127,7 @@ mod tests {
         let page = page().unwrap();
         for command in [
             "mount",
+            "flush",
             "umount",
             "stat",
             "set",

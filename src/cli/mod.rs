@@ -8,6 +8,7 @@
 pub mod args;
 pub mod doctor;
 pub mod failure;
+pub mod flush;
 pub mod help;
 pub mod helper;
 pub mod journal;
@@ -63,6 +64,7 @@ pub fn main() -> ExitCode {
 fn act(action: Action) -> Outcome<ExitCode> {
     let done = match action {
         Action::Mount(args) => mount(&args),
+        Action::Flush(args) => flush::run(&args),
         Action::Umount(args) => umount::run(&args),
         Action::Stat(args) => stat::run(&args),
         Action::Set(args) => set::run(&args),

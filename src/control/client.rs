@@ -11,11 +11,21 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock;
-use crate::control::proto::{Ask, MountFacts, Refusal, Reply, Request, Response, SCHEMA};
+use crate::control::proto::{Ask, MountFacts, Name, Refusal, Reply, Request, Response, SCHEMA};
 use crate::control::socket;
+use crate::stats::FlushProgress;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(20);
+
+/// How a flush ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing is left but what is stuck.
+    Done(FlushProgress),
+    /// The caller did not want to wait any longer.
+    Stopped(FlushProgress),
+}
 
 /// A connection to one daemon.
 #[derive(Debug)]
@@ -87,12 +97,20 @@ impl Client {
 
     /// Asks, and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Reply, Refusal> {
+        self.send(ask)?;
+        self.receive()
+    }
+
+    fn send(&mut self, ask: Ask) -> Result<(), Refusal> {
         let mut line = serde_json::to_vec(&Request { schema: SCHEMA, ask })
             .map_err(|error| self.strange(&error.to_string()))?;
         line.push(b'\n');
         let mut writer = self.stream.get_ref();
-        writer.write_all(&line).map_err(|error| self.broken(&error))?;
-        line.clear();
+        writer.write_all(&line).map_err(|error| self.broken(&error))
+    }
+
+    fn receive(&mut self) -> Result<Reply, Refusal> {
+        let mut line = Vec::new();
         match self.stream.read_until(b'\n', &mut line) {
             Ok(0) => return Err(self.strange("it closed the connection")),
             Ok(_) => {}
@@ -105,6 +123,24 @@ impl Client {
                 Err(self.strange(&format!("it speaks schema {schema}, not {SCHEMA}")))
             }
             Err(_) => Err(self.strange("its answer is not understood")),
+        }
+    }
+
+    /// Has everything (or one file) written home. `tell` hears how far it is; when it says false
+    /// the waiting ends, and with it this connection's use: what is returned then is a `left`.
+    pub fn flush(
+        mut self,
+        below: Option<Name>,
+        tell: &mut dyn FnMut(&FlushProgress) -> bool,
+    ) -> Result<Flush, Refusal> {
+        self.send(Ask::Flush { below })?;
+        loop {
+            match self.receive()? {
+                Reply::Progress(progress) if tell(&progress) => {}
+                Reply::Progress(progress) => return Ok(Flush::Stopped(progress)),
+                Reply::Flushed(progress) => return Ok(Flush::Done(progress)),
+                _ => return Err(self.strange("its answer is not understood")),
+            }
         }
     }
 
