@@ -23,13 +23,30 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn every_command_has_help_with_examples() {
-    let commands = ["mount", "umount", "stat", "set", "list", "trace", "doctor", "completions"];
+    let commands = [
+        "mount",
+        "flush",
+        "umount",
+        "stat",
+        "set",
+        "list",
+        "trace",
+        "check",
+        "journal",
+        "doctor",
+        "completions",
+    ];
     for command in commands {
         let output = ask(&[command, "--help"]);
         let help = text(&output.stdout);
         assert!(output.status.success() && output.stderr.is_empty(), "{command}");
         assert!(help.contains("Examples:") && help.is_ascii(), "{help}");
         assert!(help.contains(&format!("bcachefs-fuse {command}")), "{help}");
+    }
+    for command in ["dump", "replay", "abandon"] {
+        let help = text(&ask(&["journal", command, "--help"]).stdout);
+        assert!(help.contains("Exit codes:") && help.is_ascii(), "{help}");
+        assert!(help.contains(&format!("bcachefs-fuse journal {command} ")), "{help}");
     }
     let help = text(&ask(&["--help"]).stdout);
     assert!(commands.iter().all(|command| help.contains(&format!("\n  {command} "))), "{help}");
@@ -71,7 +88,13 @@ fn a_wrong_command_line_is_one_line_and_exit_2() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty());
     }
-    for args in [&["stat", "/"][..], &["umount", "/"], &["set", "/proc"], &["trace", "/", "/t"]] {
+    for args in [
+        &["stat", "/"][..],
+        &["umount", "/"],
+        &["flush", "/"],
+        &["set", "/proc"],
+        &["trace", "/", "/t"],
+    ] {
         let output = ask(args);
         let line = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}");

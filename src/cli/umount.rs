@@ -1,6 +1,6 @@
-//! `umount` (layer 9): refuses while somebody uses the mount, has everything written home, unmounts,
-//! then waits until the daemon is gone, so that what follows (a new mount, fsck of an image) finds
-//! nobody.
+//! `umount` (layer 9): refuses while somebody uses the mount, has everything written home,
+//! unmounts, then waits until the daemon is gone, so that what follows (a new mount, fsck of an
+//! image) finds nobody.
 //!
 //! Invariant: it succeeds without a word only if the files of SOURCE are current afterwards.
 

@@ -2,7 +2,8 @@
 //!
 //! [`server`] answers inside the daemon, [`client`] asks; [`proto`] is what they say, [`socket`]
 //! where they meet; [`live`] changes options, [`errors`] keeps the last errors; [`mod@format`] and
-//! [`explain`] turn answers into text, [`writeback`] what they say of the journal. The server knows the filesystem only through [`Mounted`].
+//! [`explain`] turn answers into text, [`writeback`] what they say of the journal. The server knows
+//! the filesystem only through [`Mounted`].
 //! States: a server is listening from [`server::spawn`] until its handle is dropped; a trace
 //! started over a connection ends with that connection. Invariant: no request holds a lock of the
 //! filesystem while it waits for its peer.

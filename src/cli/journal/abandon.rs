@@ -24,6 +24,10 @@ pub fn run(args: &AbandonArgs) -> Outcome<()> {
     if target.verdict.is_none() || (empty && !marked) {
         return Err(nothing_to_give_up(&target));
     }
+    if !args.yes && !std::io::stdin().is_terminal() {
+        let hint = "bcachefs-fuse check shows what is lost; then say --yes";
+        return Err(Failure::new("not confirmed", target.place.display(), hint));
+    }
     let summary = Summary::of(&target, &mut |_| Ok(()))?;
     print(&lost(&target, &summary))?;
     if !args.yes {
@@ -57,19 +61,13 @@ fn lost(target: &Target, summary: &Summary) -> String {
 }
 
 fn ask(target: &Target) -> Outcome<()> {
-    let place = target.place.display();
-    let refused = |what: &str| Failure::new(what, &place, "say it with --yes");
-    if !std::io::stdin().is_terminal() {
-        return Err(refused("not asked for"));
-    }
     print("Give it up? Type yes: ")?;
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
     if read.is_ok() && answer.trim() == "yes" {
-        Ok(())
-    } else {
-        Err(refused("nothing was changed"))
+        return Ok(());
     }
+    Err(Failure::new("nothing was changed", target.place.display(), "type yes, or say --yes"))
 }
 
 /// Renames the journal to the first free `journal.abandoned.N`.

@@ -7,6 +7,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::run::registry;
 use crate::cli::run::source::Source;
@@ -15,6 +17,7 @@ use crate::cli::run::state::home::{Access, Home};
 use crate::cli::run::state::mark::Owner;
 use crate::cli::run::state::{self, Answer, Found, Verdict};
 use crate::control::proto::Refusal;
+use crate::fuse::mount::words_of;
 use crate::fuse::mountinfo;
 use crate::journal::Recovered;
 use crate::tree::host::STATE_NAME;
@@ -37,18 +40,18 @@ impl Target {
     pub fn open(typed: &Path, access: Access) -> Outcome<Target> {
         let place = typed.canonicalize().map_err(|error| {
             let hint = "name a SOURCE, its state directory or its partition";
-            Failure::new(error.kind(), typed.display(), hint)
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOENT);
+            Failure::new(words_of(errno), typed.display(), hint)
         })?;
         refuse_mounted(&place)?;
-        let target = if place.join(STATE_NAME).is_dir() || !is_state(&place) {
+        if place.join(STATE_NAME).is_dir() || !is_state(&place) {
             Target::of_source(place, access)
         } else {
             Target::of_state(place, access)
-        };
-        Ok(target?)
+        }
     }
 
-    fn of_source(place: PathBuf, access: Access) -> Answer<Target> {
+    fn of_source(place: PathBuf, access: Access) -> Outcome<Target> {
         let source = locked(&place, access)?;
         let owner = state::owner_of(&source)?;
         let verdict = match &owner {
@@ -61,7 +64,7 @@ impl Target {
         Ok(Target { place, source: Some(source), owner, verdict })
     }
 
-    fn of_state(place: PathBuf, access: Access) -> Answer<Target> {
+    fn of_state(place: PathBuf, access: Access) -> Outcome<Target> {
         let home = Home::typed(&place, access)?;
         let path = if place.file_name().is_some_and(|name| name == STATE_NAME) {
             place.parent().map(Path::to_owned)
@@ -145,18 +148,15 @@ fn is_state(place: &Path) -> bool {
     named || file::content(&device).is_ok_and(|content| content == Content::Journal)
 }
 
-fn locked(path: &Path, access: Access) -> Answer<Source> {
-    let cannot = |failure: Failure| {
-        Refusal::new("cannot open SOURCE", path.display().to_string(), failure.line)
-    };
-    let source = Source::open(path).map_err(cannot)?;
-    if !source.try_lock(access == Access::Read).map_err(cannot)? {
+fn locked(path: &Path, access: Access) -> Outcome<Source> {
+    let source = Source::open(path)?;
+    if !source.try_lock(access == Access::Read)? {
         let holder = match source.lock_holder() {
             Some(pid) => format!("process {pid} holds it"),
             None => "another process holds it".to_owned(),
         };
         let hint = format!("{holder}; unmount it there first");
-        return Err(Refusal::new("SOURCE is in use", path.display().to_string(), hint));
+        return Err(Failure::new("SOURCE is in use", path.display(), hint));
     }
     Ok(source)
 }

@@ -96,9 +96,13 @@ pub fn open(config: &Config, source: &Source, mountpoint: &Path) -> Outcome<Stat
     if !wanted {
         return Ok(StateOutcome::None { why: None });
     }
+    let first = mark::directory(&source.lock).is_err();
     match fresh(config, source, mountpoint) {
         Ok(found) => state(found, source, false).map(StateOutcome::Journal),
         Err(Without { refusal, state }) => {
+            if first {
+                mark::remove_directory(&source.lock);
+            }
             let typed = config.store.mode_typed || (state && config.daemon.state.is_some());
             if typed {
                 return Err(refusal.into());
@@ -130,9 +134,9 @@ pub fn owner_of(source: &Source) -> Answer<Option<Owner>> {
             Ok(None)
         }
         Err(error) if error.kind == Kind::Corrupt => {
-            let place = source.path.display();
-            let hint = format!("if nothing is missing: bcachefs-fuse journal abandon {place}");
-            Err(Refusal::new("an owner mark without sense", own(source), hint))
+            let place = format!("{}/owner", own(source));
+            let hint = "nobody knows which journal it meant: move it away, then look with check";
+            Err(Refusal::new("an owner mark without sense", place, hint))
         }
         Err(error) => Err(cannot("read the owner mark", own(source).as_ref(), &error)),
     }
@@ -265,9 +269,6 @@ fn fresh(config: &Config, source: &Source, mountpoint: &Path) -> Result<Found, W
         None => of_source(source)?,
     };
     home.lock()?;
-    // The mark goes there: it must be possible to write it.
-    mark::make_directory(&source.lock)
-        .map_err(|error| cannot("make a state directory", own(source).as_ref(), &error))?;
     let bytes = config.store.writeback.journal_bytes;
     if let Some(device) = home.journal()? {
         let recovered = read(&home, Arc::new(device))?;
@@ -278,10 +279,12 @@ fn fresh(config: &Config, source: &Source, mountpoint: &Path) -> Result<Found, W
         let present = (superblock.segment_bytes, superblock.segment_count);
         let wanted = Geometry::for_size(bytes).map(|wanted| (wanted.segment_bytes, wanted.count));
         if home.is_partition() || wanted.is_ok_and(|wanted| wanted == present) {
+            place_for_mark(source)?;
             home.note_source(&source.path);
             return Ok(Found { home, recovered });
         }
     }
+    place_for_mark(source)?;
     home.make_journal(bytes)?;
     home.note_source(&source.path);
     let device = home.journal()?.ok_or_else(|| {
@@ -290,6 +293,12 @@ fn fresh(config: &Config, source: &Source, mountpoint: &Path) -> Result<Found, W
     })?;
     let recovered = read(&home, Arc::new(device))?;
     Ok(Found { home, recovered })
+}
+
+/// Whether the mark can be written is seen before anything depends on it.
+fn place_for_mark(source: &Source) -> Answer<()> {
+    let made = mark::make_directory(&source.lock);
+    made.map(drop).map_err(|error| cannot("make a state directory", own(source).as_ref(), &error))
 }
 
 fn of_source(source: &Source) -> Answer<Home> {

@@ -158,6 +158,10 @@ fn fill(directory: impl AsFd, bytes: u64) -> Result<()> {
         // Only an empty file takes it. Without it every overwrite allocates: slower, not wrong.
         let _ = rustix::fs::ioctl_setflags(&fd, now | IFlags::NOCOW);
     }
+    // Asked first: an allocation that fails has filled the filesystem for a moment.
+    if filesystem.f_bavail.saturating_mul(filesystem.f_bsize as u64) < bytes {
+        return Err(Error::new(Kind::NoSpace, "allocate", ""));
+    }
     Journal::format(&JournalFile::new(fd, true), bytes, random_uuid()?)
 }
 

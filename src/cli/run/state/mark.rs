@@ -64,6 +64,11 @@ pub fn make_directory(source: impl AsFd) -> Result<OwnedFd> {
     directory(source)
 }
 
+/// Removes the directory again if there is nothing in it.
+pub fn remove_directory(source: impl AsFd) {
+    let _ = unlinkat(source, STATE_NAME, AtFlags::REMOVEDIR);
+}
+
 /// The mark in a source; None if there is none, Corrupt if it makes no sense.
 pub fn read(source: impl AsFd) -> Result<Option<Owner>> {
     match directory(source) {

@@ -187,5 +187,7 @@ fn the_place_of_the_state_is_judged() {
     // The default place may be typed out.
     drop(bench.journal(&state("src/.bcachefs-fuse")));
     fs::write(bench.at("src/.bcachefs-fuse/owner"), "{}").unwrap();
-    assert!(bench.refused("").starts_with("an owner mark without sense: T/src/.bcachefs-fuse: "));
+    assert!(
+        bench.refused("").starts_with("an owner mark without sense: T/src/.bcachefs-fuse/owner: ")
+    );
 }
