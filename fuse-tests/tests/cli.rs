@@ -263,6 +263,28 @@ fn fstab_lines_of_root_and_of_users() {
 }
 
 #[test]
+fn umount_knows_who_is_inside_and_who_is_below() {
+    let Some(namespace) = Namespace::new("inside") else { return };
+    let said = namespace.run(
+        "
+        cd $T/s; sleep 60 > /dev/null & below=$!; cd /
+        mount -t fuse.bcachefs-fuse $T/s $T/s
+        cd $T/s; sleep 60 > /dev/null & inside=$!; cd /
+        fails 1 $B umount $T/s
+        fails 32 umount $T/s
+        kill $inside
+        wait $inside || :
+        $B umount $T/s
+        kill $below
+        gone $T/s",
+    );
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].contains("busy: ") && lines[0].contains(", working directory)"), "{said}");
+    assert_eq!(lines[0].matches("(pid ").count(), 1, "{said}");
+    assert_eq!(lines.len(), 2, "{said}");
+}
+
+#[test]
 fn a_helper_fails_with_32_and_leaves_nothing() {
     let Some(namespace) = Namespace::new("helper") else { return };
     let said = namespace.run(

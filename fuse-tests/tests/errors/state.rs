@@ -80,6 +80,44 @@ fn stamp(path: &Path, incompat: u32) {
     fs::write(path, bytes).unwrap();
 }
 
+fn said(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn check_tells_clean_dirty_and_corrupt_by_its_exit_code() {
+    let Some(t) = Place::new("check-codes") else { return };
+    let code = |line: &str| t.sh(&format!("./bcachefs-fuse {line}")).status.code();
+    assert_eq!(code("check src"), Some(0));
+    let state = format!(",state={}", t.at("run").display());
+    let journal = killed(&t, "other", &state);
+    for directory in ["other", "run"] {
+        let output = t.sh(&format!("./bcachefs-fuse check {directory}"));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = said(&output);
+        assert!(said.contains("a.img") && said.contains("owner mark: this journal"), "{said}");
+        assert!(said.ends_with("home\n") && said.contains("dirty: 4K of 1 images"), "{said}");
+    }
+    let output = t.sh("./bcachefs-fuse journal dump --json --records other");
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((value["schema"].as_u64(), value["state"].as_str()), (Some(1), Some("dirty")));
+    assert_eq!(value["records"].as_array().unwrap().len(), 2);
+    assert_eq!(value["records"][1]["kind"], "data");
+    let text = said(&t.sh("./bcachefs-fuse journal dump --records run"));
+    assert!(text.contains("data       unit 1 0+4096 size 4096"), "{text}");
+    let json = t.sh("./bcachefs-fuse check --json run");
+    let value: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!((value["devices"][0]["bytes"].as_u64(), json.status.code()), (Some(4096), Some(1)));
+    fs::write(&journal, "rubbish").unwrap();
+    assert_eq!((code("check other"), code("check run")), (Some(4), Some(4)));
+    let output = t.sh("./bcachefs-fuse journal abandon --yes other");
+    assert!(output.status.success(), "{output:?}");
+    assert!(said(&output).ends_with("/run/journal.abandoned.1\n"), "{output:?}");
+    assert_eq!(fs::read(t.at("run/journal.abandoned.1")).unwrap(), b"rubbish");
+    assert_eq!((code("check other"), code("mount other mnt")), (Some(0), Some(0)));
+    t.clean();
+}
+
 refusals! {
     state_on_tmpfs 1 |t| t.mount("-o cache_mode=writeback,state=/dev/shm src mnt");
     state_without_a_parent 1 |t| t.mount("-o cache_mode=writeback,state=absent/state src mnt");

@@ -60,7 +60,7 @@ pub struct Summary {
     segments: u32,
     used_bytes: u64,
     used_segments: u32,
-    records: u64,
+    record_count: u64,
     /// Records of writes that are not whole.
     dropped: u64,
     durable_seq: u64,
@@ -171,7 +171,7 @@ impl Summary {
         let mut tallies: BTreeMap<u32, Tally> = BTreeMap::new();
         let mut failed = None;
         let visited = recovered.visit(&mut |record| {
-            summary.records += 1;
+            summary.record_count += 1;
             let header = &record.header;
             if let Some(identity) = record.identity() {
                 let tally = tallies.entry(header.device.0).or_default();
@@ -229,7 +229,7 @@ impl Summary {
             segments: superblock.map_or(0, |superblock| superblock.segment_count),
             used_bytes: usage.map_or(0, |usage| usage.used_bytes),
             used_segments: usage.map_or(0, |usage| usage.segments),
-            records: 0,
+            record_count: 0,
             dropped: recovered.map_or(0, |recovered| recovered.dropped()),
             durable_seq: superblock.map_or(0, |superblock| superblock.durable_seq),
             last_seq: recovered.map_or(0, |recovered| recovered.last_seq()),
@@ -276,7 +276,7 @@ impl Summary {
             let _ = writeln!(
                 text,
                 "{} records in {} segments ({} used), {} dropped; last {}, durable {} at least",
-                self.records,
+                self.record_count,
                 self.used_segments,
                 format_size(self.used_bytes),
                 self.dropped,

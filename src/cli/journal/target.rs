@@ -13,7 +13,7 @@ use crate::cli::failure::{Failure, Outcome};
 use crate::cli::run::registry;
 use crate::cli::run::source::Source;
 use crate::cli::run::state::file::{self, Content, JournalFile};
-use crate::cli::run::state::home::{Access, Home};
+use crate::cli::run::state::home::{self, Access, Home};
 use crate::cli::run::state::mark::Owner;
 use crate::cli::run::state::{self, Answer, Found, Verdict};
 use crate::control::proto::Refusal;
@@ -142,10 +142,13 @@ fn is_state(place: &Path) -> bool {
     if meta.file_type().is_block_device() {
         return true;
     }
-    let Ok(journal) = File::open(place.join(file::NAME)) else { return false };
     let named = place.file_name().is_some_and(|name| name == STATE_NAME);
+    if named || home::has_note(place) {
+        return true;
+    }
+    let Ok(journal) = File::open(place.join(file::NAME)) else { return false };
     let device = JournalFile::new(journal.into(), false);
-    named || file::content(&device).is_ok_and(|content| content == Content::Journal)
+    file::content(&device).is_ok_and(|content| content == Content::Journal)
 }
 
 fn locked(path: &Path, access: Access) -> Outcome<Source> {

@@ -297,6 +297,12 @@ impl Home {
     }
 }
 
+/// Whether a directory has such a note: it holds a journal, or held one.
+pub fn has_note(path: &Path) -> bool {
+    let file = File::open(path.join(NOTE));
+    file.is_ok_and(|file| serde_json::from_reader::<_, Note>(file).is_ok_and(|n| n.schema == 1))
+}
+
 fn missing(path: &Path, errno: Errno) -> Refusal {
     let place = path.display().to_string();
     match errno {

@@ -19,7 +19,10 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new() -> Bench {
-        let scratch = tempfile::tempdir().unwrap();
+        Bench::over(tempfile::tempdir().unwrap())
+    }
+
+    fn over(scratch: TempDir) -> Bench {
         for name in ["src", "mnt"] {
             fs::create_dir(scratch.path().join(name)).unwrap();
         }
@@ -31,11 +34,19 @@ impl Bench {
     }
 
     fn open(&self, list: &str) -> Outcome<StateOutcome> {
+        self.open_as(list, None)
+    }
+
+    /// `default`: the mode of a mount that does not say one.
+    fn open_as(&self, list: &str, default: Option<CacheMode>) -> Outcome<StateOutcome> {
         let mut words = Words::default();
         words.add_list(list.as_ref())?;
         let machine = Machine { root: true, memory: 8 << 30 };
         let (source, mountpoint) = (self.at("src"), self.at("mnt"));
-        let config = meaning::config(&source, &mountpoint, &words, false, false, machine)?;
+        let mut config = meaning::config(&source, &mountpoint, &words, false, false, machine)?;
+        if let Some(mode) = default {
+            config.store.cache_mode = mode;
+        }
         open(&config, &Source::open(&source)?, &mountpoint)
     }
 
@@ -176,6 +187,35 @@ fn records_without_a_mark_are_never_made_anew() {
         line.starts_with("not a journal (no superblock): T/src/.bcachefs-fuse/journal"),
         "{line}"
     );
+}
+
+#[test]
+fn a_default_that_cannot_be_is_said_and_not_refused() {
+    let default = Some(CacheMode::Writeback);
+    let bench = Bench::new();
+    let outcome = bench.open_as("journal_size=8M", default).unwrap();
+    assert!(matches!(outcome, StateOutcome::Journal(_)));
+    drop(outcome);
+    let StateOutcome::None { why: Some(why) } =
+        bench.open_as("journal_size=900T", default).unwrap()
+    else {
+        panic!("a journal of 900T");
+    };
+    assert!(why.starts_with("no space for a journal of 900T: "), "{why}");
+    // The one that was there is still there.
+    let journal = bench.at("src/.bcachefs-fuse/journal");
+    assert_eq!(fs::metadata(journal).unwrap().len(), 8 << 20);
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    let bench = Bench::over(memory);
+    let StateOutcome::None { why: Some(why) } = bench.open_as("", default).unwrap() else {
+        panic!("a journal in memory");
+    };
+    let place = bench.at("src/.bcachefs-fuse");
+    assert_eq!(why, format!("no writeback with the state on tmpfs: {}", place.display()));
+    assert!(!place.exists());
+    let list = format!("state={}", bench.at("mnt").display());
+    assert!(bench.open_as(&list, default).unwrap_err().line.starts_with("state on tmpfs: "));
+    assert!(bench.refused(WB).starts_with("no writeback with the state on tmpfs: "));
 }
 
 #[test]
