@@ -118,6 +118,32 @@ fn check_tells_clean_dirty_and_corrupt_by_its_exit_code() {
     t.clean();
 }
 
+#[test]
+fn a_zeroed_partition_is_a_journal_as_a_whole() {
+    let Some(t) = Place::new("partition") else { return };
+    let sh = |line: &str| {
+        let output = t.sh(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        said(&output).trim().to_owned()
+    };
+    let device = sh("truncate -s 16M disk && losetup -f --show disk");
+    let state = format!(",state={device}");
+    let place = killed(&t, "other", &state);
+    assert_eq!(place, Path::new(&device));
+    let dump = sh("./bcachefs-fuse journal dump --json other");
+    let value: serde_json::Value = serde_json::from_str(&dump).unwrap();
+    assert_eq!((value["journal"].as_str(), value["segments"].as_u64()), (Some(&*device), Some(15)));
+    let output = t.sh(&format!("./bcachefs-fuse check {device}"));
+    assert!(said(&output).contains("owner mark: unknown"), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
+    // Resumed without a word about where it is.
+    assert!(open(&t, "other", "").dirty);
+    let output = sh("./bcachefs-fuse journal abandon --yes other");
+    assert!(output.contains(&format!("dd if=/dev/zero of={device}")), "{output}");
+    sh(&format!("losetup -d {device}"));
+    t.clean();
+}
+
 refusals! {
     state_on_tmpfs 1 |t| t.mount("-o cache_mode=writeback,state=/dev/shm src mnt");
     state_without_a_parent 1 |t| t.mount("-o cache_mode=writeback,state=absent/state src mnt");

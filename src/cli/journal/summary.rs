@@ -202,13 +202,14 @@ impl Summary {
         let usage = recovered.map(|recovered| recovered.usage());
         let superblock = recovered.map(|recovered| *recovered.superblock());
         let corruption = recovered.and_then(|recovered| recovered.corruption());
-        let foreign = target.owner.is_some() && recovered.is_some() && !target.owner_fits();
-        let state = match recovered {
-            _ if target.refusal().is_some() || corruption.is_some() || foreign => {
+        let full = recovered.is_some_and(|recovered| !recovered.is_empty());
+        let unowned = full && target.source.is_some() && !target.owner_fits();
+        let state = match full {
+            _ if target.refusal().is_some() || corruption.is_some() || unowned => {
                 Condition::Corrupt
             }
-            Some(recovered) if !recovered.is_empty() => Condition::Dirty,
-            _ => Condition::Clean,
+            true => Condition::Dirty,
+            false => Condition::Clean,
         };
         let owner = match &target.owner {
             None if target.source.is_none() => "unknown",
@@ -298,6 +299,12 @@ impl Summary {
         }
         if let Some(refused) = &self.refused {
             let _ = writeln!(text, "{refused}");
+        } else if self.state == Condition::Corrupt && self.corruption.is_none() {
+            let _ = writeln!(
+                text,
+                "SOURCE does not ask for these records, a mount refuses them: journal abandon \
+                 moves them away"
+            );
         }
         let _ = match self.state {
             Condition::Clean => writeln!(text, "clean"),

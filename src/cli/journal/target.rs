@@ -83,8 +83,15 @@ impl Target {
             Some(source) => state::owner_of(source)?,
             None => None,
         };
-        let verdict = journal_of(home)?;
-        Ok(Target { place, source, owner, verdict })
+        let mut target = Target { place, source, owner, verdict: journal_of(home)? };
+        let fits = target.owner_fits();
+        target.verdict = match (target.verdict, &target.source, &target.owner) {
+            (Some(Verdict::Right(found)), Some(source), Some(owner)) if fits => {
+                Some(state::judge(found, source, owner))
+            }
+            (verdict, ..) => verdict,
+        };
+        Ok(target)
     }
 
     /// The journal as far as it can be read.

@@ -42,8 +42,20 @@ fn a_journal_is_clean_dirty_or_corrupt() {
         assert!(text.contains("a.img") && text.contains("owner mark: this journal"), "{text}");
         assert!(text.contains("dirty: 4K of 1 images"), "{text}");
     }
+    let (journal, owner) = (state.join("journal"), state.join("owner"));
+    let mark = fs::read_to_string(&owner).unwrap();
+    fs::write(&owner, mark.replace("\"generation\":1", "\"generation\":2")).unwrap();
+    for dir in [&source, &state] {
+        assert!(summary(dir).text().contains("an older copy of the journal (generation 1, not 2)"));
+        assert_eq!(condition(dir), Condition::Corrupt);
+    }
+    fs::remove_file(&owner).unwrap();
+    for dir in [&source, &state] {
+        assert!(summary(dir).text().contains("SOURCE does not ask for these records"));
+        assert_eq!(condition(dir), Condition::Corrupt);
+    }
+    fs::write(&owner, mark).unwrap();
     // A durable record that is not there any more.
-    let journal = state.join("journal");
     let mut bytes = fs::read(&journal).unwrap();
     bytes[64 << 10] ^= 1;
     bytes[72] = 9;

@@ -195,8 +195,11 @@ pub fn find(
         candidates.push(Home::typed(path, access)?);
     } else {
         candidates.extend(Home::of_source(source, access)?);
-        let elsewhere = Home::typed(&owner.state(), access).ok();
-        candidates.extend(elsewhere.filter(|home| !home.is_of(source)));
+        let elsewhere = owner.state();
+        if elsewhere.exists() {
+            let home = Home::typed(&elsewhere, access)?;
+            candidates.extend(Some(home).filter(|home| !home.is_of(source)));
+        }
     }
     let mut unreadable = None;
     for home in candidates {
@@ -209,20 +212,9 @@ pub fn find(
                 continue;
             }
         };
-        let superblock = *recovered.superblock();
-        if file::hex(&superblock.uuid) != owner.journal {
-            continue;
+        if file::hex(&recovered.superblock().uuid) == owner.journal {
+            return Ok(judge(Found { home, recovered }, source, owner));
         }
-        let place = home.journal_path().display().to_string();
-        let found = Found { home, recovered };
-        if superblock.generation >= owner.generation {
-            return Ok(Verdict::Right(found));
-        }
-        let what = format!(
-            "an older copy of the journal (generation {}, not {})",
-            superblock.generation, owner.generation
-        );
-        return Ok(Verdict::Older(found, Refusal::new(what, place, ways_out(source, owner))));
     }
     if let Some((home, refusal)) = unreadable {
         return Ok(Verdict::Unreadable(home, refusal));
@@ -230,6 +222,18 @@ pub fn find(
     let place = source.path.display().to_string();
     let what = "SOURCE is dirty and its journal is not here";
     Ok(Verdict::Absent(Refusal::new(what, place, ways_out(source, owner))))
+}
+
+/// The journal of this mark, or an older copy of it.
+pub fn judge(found: Found, source: &Source, owner: &Owner) -> Verdict {
+    let generation = found.recovered.superblock().generation;
+    if generation >= owner.generation {
+        return Verdict::Right(found);
+    }
+    let wanted = owner.generation;
+    let what = format!("an older copy of the journal (generation {generation}, not {wanted})");
+    let place = found.home.journal_path().display().to_string();
+    Verdict::Older(found, Refusal::new(what, place, ways_out(source, owner)))
 }
 
 fn ways_out(source: &Source, owner: &Owner) -> String {

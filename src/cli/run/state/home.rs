@@ -76,7 +76,8 @@ impl Home {
             .map_err(|error| missing(path, Errno::from_io_error(&error).unwrap_or(Errno::NOENT)))?;
         let shown = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if meta.file_type().is_block_device() {
-            return Home::partition(shown, access);
+            // As typed: /dev/disk/by-id names outlive a boot, what they lead to does not.
+            return Home::partition(path.to_owned(), access);
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| missing(path, e))?;
