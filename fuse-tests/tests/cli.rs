@@ -3,6 +3,9 @@
 //! mount(8) looks for helpers in /sbin only, and users' lines are read from /etc/fstab only. The
 //! tests show both to it inside a mount namespace of their own; the machine's stay untouched.
 
+#[path = "cli/flush.rs"]
+mod flush;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::PathBuf;
