@@ -282,7 +282,7 @@ fn umount_knows_who_is_inside_and_who_is_below() {
         gone $T/s",
     );
     let lines: Vec<&str> = said.lines().collect();
-    assert!(lines[0].contains("busy: ") && lines[0].contains(", working directory)"), "{said}");
+    assert!(lines[0].contains("busy: ") && lines[0].contains(", working directory /"), "{said}");
     assert_eq!(lines[0].matches("(pid ").count(), 1, "{said}");
     assert_eq!(lines.len(), 2, "{said}");
 }

@@ -36,32 +36,33 @@ pub struct Client {
 
 impl Client {
     /// Connects to the daemon of the mount with this device number, made by `owner`. A daemon
-    /// opens its socket just after its mount: a missing one is waited for, up to `patience`.
+    /// opens its socket just after its mount: a missing one is waited for, up to `patience`, and so
+    /// is one that a killed daemon of the same number left.
     pub fn connect(device: (u32, u32), owner: u32, patience: Duration) -> Result<Client, Refusal> {
         let start = clock::now();
         loop {
             match Client::connect_once(device, owner) {
-                Err(None) if clock::now() - start < patience => thread::sleep(STEP),
-                Err(None) => {
-                    let what = "no control socket";
-                    let hint = "its daemon is gone, or has another XDG_RUNTIME_DIR";
-                    return Err(Refusal::new(what, socket::file_name(device), hint));
+                Err((ErrorKind::NotFound | ErrorKind::ConnectionRefused, _))
+                    if clock::now() - start < patience =>
+                {
+                    thread::sleep(STEP);
                 }
-                Err(Some(refusal)) => return Err(refusal),
+                Err((_, refusal)) => return Err(refusal),
                 Ok(client) => return Ok(client),
             }
         }
     }
 
-    /// An error without a refusal: there is no socket.
-    fn connect_once(device: (u32, u32), owner: u32) -> Result<Client, Option<Refusal>> {
+    fn connect_once(device: (u32, u32), owner: u32) -> Result<Client, (ErrorKind, Refusal)> {
         let name = socket::file_name(device);
-        let mut refusal = None;
+        let hint = "its daemon is gone, or has another XDG_RUNTIME_DIR";
+        let none = Refusal::new("no control socket", name.as_str(), hint);
+        let mut refusal = (ErrorKind::NotFound, none);
         for dir in socket::client_dirs(owner) {
             match Client::open(&dir.join(&name), owner) {
                 Ok(client) => return Ok(client),
                 Err((ErrorKind::NotFound, _)) => {}
-                Err((_, why)) => refusal = Some(why),
+                Err(why) => refusal = why,
             }
         }
         Err(refusal)
