@@ -26,7 +26,7 @@ impl CacheMode {
         [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound, CacheMode::None];
 
     /// The word a user types.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             CacheMode::Writeback => "writeback",
             CacheMode::Writethrough => "writethrough",
@@ -81,6 +81,14 @@ pub enum WritebackOrder {
 }
 
 impl WritebackOrder {
+    /// The word a user types.
+    pub fn name(self) -> &'static str {
+        match self {
+            WritebackOrder::Unordered => "unordered",
+            WritebackOrder::Lba => "lba",
+        }
+    }
+
     /// The value of a word.
     pub fn parse(text: &str) -> Option<WritebackOrder> {
         match text {
@@ -145,6 +153,8 @@ pub struct StoreConfig {
     pub readahead: u64,
     /// What writes do.
     pub cache_mode: CacheMode,
+    /// `cache_mode` was typed: where it is impossible the mount is refused, not changed.
+    pub mode_typed: bool,
     /// O_DIRECT on the source.
     pub direct_io: DirectIo,
     /// Writeback.
@@ -164,6 +174,7 @@ impl Default for StoreConfig {
             expire: Duration::ZERO,
             readahead: 1 << 20,
             cache_mode: CacheMode::Writethrough,
+            mode_typed: false,
             direct_io: DirectIo::Auto,
             writeback: WritebackConfig::default(),
             unit_flush: false,

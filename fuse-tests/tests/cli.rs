@@ -3,6 +3,9 @@
 //! mount(8) looks for helpers in /sbin only, and users' lines are read from /etc/fstab only. The
 //! tests show both to it inside a mount namespace of their own; the machine's stay untouched.
 
+#[path = "cli/flush.rs"]
+mod flush;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::PathBuf;
@@ -23,13 +26,30 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn every_command_has_help_with_examples() {
-    let commands = ["mount", "umount", "stat", "set", "list", "trace", "doctor", "completions"];
+    let commands = [
+        "mount",
+        "flush",
+        "umount",
+        "stat",
+        "set",
+        "list",
+        "trace",
+        "check",
+        "journal",
+        "doctor",
+        "completions",
+    ];
     for command in commands {
         let output = ask(&[command, "--help"]);
         let help = text(&output.stdout);
         assert!(output.status.success() && output.stderr.is_empty(), "{command}");
         assert!(help.contains("Examples:") && help.is_ascii(), "{help}");
         assert!(help.contains(&format!("bcachefs-fuse {command}")), "{help}");
+    }
+    for command in ["dump", "replay", "abandon"] {
+        let help = text(&ask(&["journal", command, "--help"]).stdout);
+        assert!(help.contains("Exit codes:") && help.is_ascii(), "{help}");
+        assert!(help.contains(&format!("bcachefs-fuse journal {command} ")), "{help}");
     }
     let help = text(&ask(&["--help"]).stdout);
     assert!(commands.iter().all(|command| help.contains(&format!("\n  {command} "))), "{help}");
@@ -56,9 +76,8 @@ fn a_wrong_command_line_is_one_line_and_exit_2() {
              bypass",
         ),
         (
-            &["mount", "-o", "cache-mode=writeback", "/a", "/b"],
-            "bad value: cache_mode=writeback: it comes in a later version; give writethrough, \
-             writearound or none",
+            &["mount", "-o", "cache-mode=fast", "/a", "/b"],
+            "bad value: cache_mode=fast: give writeback, writethrough, writearound or none",
         ),
         (
             &["mount", "/a"],
@@ -72,7 +91,13 @@ fn a_wrong_command_line_is_one_line_and_exit_2() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty());
     }
-    for args in [&["stat", "/"][..], &["umount", "/"], &["set", "/proc"], &["trace", "/", "/t"]] {
+    for args in [
+        &["stat", "/"][..],
+        &["umount", "/"],
+        &["flush", "/"],
+        &["set", "/proc"],
+        &["trace", "/", "/t"],
+    ] {
         let output = ask(args);
         let line = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
@@ -238,6 +263,28 @@ fn fstab_lines_of_root_and_of_users() {
     assert_eq!(lines[1], "image");
     assert!(said.contains(&namespace.path("home/m").display().to_string()));
     assert!(said.contains("ask as the user who mounted it, or as root"), "{said}");
+}
+
+#[test]
+fn umount_knows_who_is_inside_and_who_is_below() {
+    let Some(namespace) = Namespace::new("inside") else { return };
+    let said = namespace.run(
+        "
+        cd $T/s; sleep 60 > /dev/null & below=$!; cd /
+        mount -t fuse.bcachefs-fuse $T/s $T/s
+        cd $T/s; sleep 60 > /dev/null & inside=$!; cd /
+        fails 1 $B umount $T/s
+        fails 32 umount $T/s
+        kill $inside
+        wait $inside || :
+        $B umount $T/s
+        kill $below
+        gone $T/s",
+    );
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].contains("busy: ") && lines[0].contains(", working directory /"), "{said}");
+    assert_eq!(lines[0].matches("(pid ").count(), 1, "{said}");
+    assert_eq!(lines.len(), 2, "{said}");
 }
 
 #[test]

@@ -327,7 +327,8 @@ fn umount_waits_for_the_daemon_and_says_who_is_in_the_way() {
     let root = path(&mount);
     let held = File::open(mount.at("a.img")).unwrap();
     let (line, code) = refusal(&["umount", &root]);
-    let holder = format!("(pid {}, open file)", std::process::id());
+    let file = mount.at("a.img");
+    let holder = format!("(pid {}, open file {})", std::process::id(), file.display());
     assert!(line.contains(": busy: ") && line.contains(&holder) && code == 1, "{line}");
     assert!(rustix::fs::fstat(held.as_fd()).is_ok());
     drop(held);

@@ -1,5 +1,6 @@
-//! Every refusal of `mount`, word by word as in golden/errors.txt: one line that says what, where
-//! and what to do, exit 1 (2 for a wrong command line), and nothing left behind.
+//! Every refusal of `mount` and of the commands over a journal, word by word as in
+//! golden/errors.txt: one line that says what, where and what to do, exit 1 (2 for a wrong command
+//! line, 8 for a `check` that could not look), and nothing left behind.
 //!
 //! A line of the file is "name: text"; {T} stands for the scratch directory, {PID} for a process.
 //! A test without a line, a line without a test, and a message in the sources without a line fail.
@@ -7,150 +8,22 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use fuse_tests::cleanup::{mounts_below, unmount_path};
-use fuse_tests::paths::{Scratch, binary, repository};
-use fuse_tests::tools::{path_with_sbin, wait_for};
-use fuse_tests::users::run_as;
-use fuse_tests::watch::Watchdog;
-use fuse_tests::{report, run};
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::mount::{MountFlags, UnmountFlags};
+use fuse_tests::cleanup::unmount_path;
+use fuse_tests::paths::repository;
+use fuse_tests::tools::wait_for;
+use rustix::fs::FlockOperation;
+use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// fusermount3 wants a user with a name.
-const NOBODY: u32 = 65534;
+use self::place::{Place, Stopped};
 
-/// T/src with one file, T/mnt, T/other; a copy of the binary that every user may run.
-struct Place {
-    scratch: Scratch,
-    _watchdog: Watchdog,
-}
-
-impl Place {
-    fn new(name: &str) -> Option<Place> {
-        if !report::have_fuse() || !report::have_root("every refusal, also those of users") {
-            return None;
-        }
-        let scratch = Scratch::new(name);
-        for directory in ["src", "src/inner", "mnt", "other", "run"] {
-            fs::create_dir(scratch.path().join(directory)).unwrap();
-        }
-        fs::write(scratch.path().join("src/file"), vec![0; 16384]).unwrap();
-        // Not fs::copy: a fork of another test would hold the file open for writing (ETXTBSY).
-        run("cp", &[binary(), scratch.path().join("bcachefs-fuse")]);
-        Some(Place { scratch, _watchdog: Watchdog::new(Duration::from_secs(60)) })
-    }
-
-    fn at(&self, below: &str) -> PathBuf {
-        self.scratch.path().join(below)
-    }
-
-    /// `bcachefs-fuse mount ARGUMENTS` in T.
-    fn mount(&self, arguments: &str) -> Output {
-        self.sh(&format!("./bcachefs-fuse mount {arguments}"))
-    }
-
-    fn sh(&self, line: &str) -> Output {
-        let mut command = Command::new("sh");
-        command.args(["-c", line]).current_dir(self.scratch.path());
-        command.env("LC_ALL", "C").env("PATH", path_with_sbin()).stdin(Stdio::null());
-        command.output().unwrap()
-    }
-
-    /// In a mount namespace of its own, after `prepare`.
-    fn apart(&self, prepare: &str, line: &str) -> Output {
-        self.sh(&format!("exec unshare -m --propagation private sh -c '{prepare} && {line}'"))
-    }
-
-    /// The same as nobody, with T/run as his runtime directory.
-    fn mount_as_nobody(&self, arguments: &str) -> Output {
-        let mode = fs::metadata("/dev/fuse").unwrap().permissions().mode();
-        fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(mode | 0o666)).unwrap();
-        self.give("run");
-        let t = self.scratch.path().display();
-        run_as(
-            NOBODY,
-            &format!("cd {t} && XDG_RUNTIME_DIR={t}/run ./bcachefs-fuse mount {arguments}"),
-        )
-    }
-
-    fn give(&self, below: &str) {
-        chown(self.at(below), Some(NOBODY), Some(NOBODY)).unwrap();
-    }
-
-    /// Writes bytes into T/src/file.
-    fn poke(&self, offset: usize, bytes: &[u8]) {
-        let mut content = fs::read(self.at("src/file")).unwrap();
-        content[offset..offset + bytes.len()].copy_from_slice(bytes);
-        fs::write(self.at("src/file"), content).unwrap();
-    }
-
-    /// A FUSE mount whose daemon is dead.
-    fn dead_mount(&self, kind: &str, below: &str) {
-        let fd = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        let fd = fd.unwrap();
-        let data = format!("fd={},rootmode=40755,user_id=0,group_id=0,allow_other", fd.as_raw_fd());
-        let data = std::ffi::CString::new(data).unwrap();
-        let flags = MountFlags::empty();
-        rustix::mount::mount("x", self.at(below), kind, flags, data.as_c_str()).unwrap();
-    }
-
-    /// Mounts T/src on T/mnt; the daemon's process.
-    fn live(&self) -> Pid {
-        let output = self.mount("src mnt");
-        assert!(output.status.success(), "{output:?}");
-        let (_, entry) = self.entries().pop().unwrap();
-        Pid::from_raw(entry["pid"].as_i64().unwrap() as i32).unwrap()
-    }
-
-    /// Entries of live mounts below T.
-    fn entries(&self) -> Vec<(PathBuf, serde_json::Value)> {
-        let below = self.scratch.path().to_str().unwrap();
-        let directories = [PathBuf::from("/run/bcachefs-fuse"), self.at("run/bcachefs-fuse")];
-        let files = directories.iter().flat_map(|path| fs::read_dir(path).into_iter().flatten());
-        files
-            .flatten()
-            .filter_map(|file| {
-                let text = fs::read_to_string(file.path()).ok()?;
-                let entry: serde_json::Value = serde_json::from_str(&text).ok()?;
-                let inside = entry["mountpoint"].as_str()?.starts_with(below);
-                inside.then(|| (file.path(), entry))
-            })
-            .collect()
-    }
-
-    /// Ends what a case mounted itself.
-    fn clean(&self) {
-        for line in mounts_below(self.scratch.path()).into_iter().rev() {
-            let _ = unmount_path(&line.path, UnmountFlags::DETACH);
-        }
-        let gone = || self.entries().is_empty().then_some(());
-        assert!(wait_for(Duration::from_secs(10), gone).is_some(), "{:?}", self.entries());
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        for line in mounts_below(self.scratch.path()).into_iter().rev() {
-            let _ = unmount_path(&line.path, UnmountFlags::DETACH);
-        }
-    }
-}
-
-/// A daemon that is killed whatever happens.
-struct Stopped(Pid);
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::KILL);
-    }
-}
+#[path = "errors/place.rs"]
+mod place;
 
 /// The golden file: name -> text.
 fn golden() -> BTreeMap<String, String> {
@@ -215,10 +88,30 @@ fn tree(directory: &Path) -> Vec<String> {
     names
 }
 
+/// The number of a loop device is not ours to choose.
+fn nameless_loop(mut output: Output) -> Output {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let words: Vec<&str> = said.split("/dev/loop").collect();
+    let digit = |c: char| c.is_ascii_digit();
+    let rest = words[1..].iter().map(|word| word.trim_start_matches(digit));
+    let words: Vec<&str> = [words[0]].into_iter().chain(rest).collect();
+    output.stderr = words.join("{LOOP}").into();
+    output
+}
+
+/// The holder of a lock is this process; libtest names its threads.
+fn nameless_holder(mut output: Output) -> Output {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if let (Some(front), Some(back)) = (said.find(" ("), said.find(");")) {
+        output.stderr = format!("{} (NAME{}", &said[..front], &said[back..]).into();
+    }
+    output
+}
+
 macro_rules! refusals {
     ($($name:ident $code:literal |$place:ident| $case:expr;)*) => {
         /// Every case of this file.
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
+        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
         $(
             #[test]
             fn $name() {
@@ -227,6 +120,9 @@ macro_rules! refusals {
         )*
     };
 }
+
+#[path = "errors/state.rs"]
+mod state;
 
 refusals! {
     source_missing 1 |t| t.mount("absent mnt");
@@ -248,15 +144,7 @@ refusals! {
         t.poke(4120, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef");
         let line = "L=$(losetup -f --show src/file) && ln -s $L disk && \
                     ./bcachefs-fuse mount disk mnt; C=$?; losetup -d $L; exit $C";
-        let mut output = t.sh(line);
-        // The number of the loop device is not ours to choose.
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let words: Vec<&str> = said.split("/dev/loop").collect();
-        let digit = |c: char| c.is_ascii_digit();
-        let rest = words[1..].iter().map(|word| word.trim_start_matches(digit));
-        let words: Vec<&str> = [words[0]].into_iter().chain(rest).collect();
-        output.stderr = words.join("{LOOP}").into();
-        output
+        nameless_loop(t.sh(line))
     };
     source_unreadable 1 |t| {
         t.give("mnt");
@@ -320,12 +208,7 @@ refusals! {
     source_locked_by_somebody 1 |t| {
         let source = File::open(t.at("src")).unwrap();
         rustix::fs::flock(&source, FlockOperation::NonBlockingLockExclusive).unwrap();
-        let mut output = t.mount("src mnt");
-        // The holder is this process; libtest names its threads.
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let (front, back) = (said.find(" (").unwrap(), said.find(");").unwrap());
-        output.stderr = format!("{} (NAME{}", &said[..front], &said[back..]).into();
-        output
+        nameless_holder(t.mount("src mnt"))
     };
     source_still_in_use 1 |t| {
         let daemon = Stopped(t.live());
@@ -444,7 +327,7 @@ refusals! {
 fn every_line_has_its_test() {
     let golden = golden();
     let lines: Vec<&str> = golden.keys().map(String::as_str).collect();
-    let mut tests = NAMES.to_vec();
+    let mut tests = [NAMES, state::NAMES].concat();
     tests.sort_unstable();
     assert_eq!(lines, tests, "left: golden/errors.txt, right: tests");
 }
@@ -453,16 +336,28 @@ fn every_line_has_its_test() {
 #[test]
 fn every_message_has_its_line() {
     let golden = golden();
-    let mut files =
-        vec!["src/cli/run.rs".into(), "src/fuse/mount.rs".into(), "src/fuse/fusermount.rs".into()];
-    let below = fs::read_dir(repository().join("src/cli/run")).unwrap().flatten();
-    files.extend(below.map(|file| file.path()));
-    // Needs a kernel or a system that fails in a way a test cannot make.
-    let untested = ["the FUSE session broke"];
+    let mut files: Vec<PathBuf> =
+        ["src/cli/run.rs", "src/fuse/mount.rs", "src/fuse/fusermount.rs", "src/cli/journal.rs"]
+            .map(PathBuf::from)
+            .to_vec();
+    for directory in ["src/cli/run", "src/cli/run/state", "src/cli/journal"] {
+        let below = fs::read_dir(repository().join(directory)).unwrap().flatten();
+        let sources = below.map(|file| file.path()).filter(|path| path.is_file());
+        files.extend(sources.filter(|path| !path.ends_with("tests.rs")));
+    }
+    let untested = [
+        // Need a kernel or a system that fails in a way a test cannot make.
+        "the FUSE session broke",
+        "no writeback without file handles or birth times",
+        "not a journal of this user",
+        "write",
+        // Need a terminal.
+        "nothing was changed",
+    ];
     let mut seen = 0;
     for file in files {
         let text = fs::read_to_string(repository().join(&file)).unwrap();
-        for start in ["Failure::new(", "MountError::new(", "words(", "what: "] {
+        for start in ["Failure::new(", "Refusal::new(", "MountError::new(", "words(", "what: "] {
             for (at, _) in text.match_indices(start) {
                 let Some(rest) = text[at + start.len()..].trim_start().strip_prefix('"') else {
                     continue;

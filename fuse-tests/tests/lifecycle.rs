@@ -235,7 +235,7 @@ fn a_busy_mount_names_its_holder_and_serves_on() {
     holder.wait().unwrap();
     let log = daemon.log();
     assert!(said.is_some() && detached, "{log}");
-    assert!(log.contains(&format!("sleep (pid {}, open file)", holder.id())), "{log}");
+    assert!(log.contains(&format!("sleep (pid {}, open file ", holder.id())), "{log}");
     assert_eq!(answer.unwrap(), "content");
     assert_eq!(code, Some(1), "{log}");
     assert!(log.contains("detached while files were open"), "{log}");

@@ -38,7 +38,10 @@ pub enum Action {
     /// Mount a directory of images; returns once it is mounted
     #[command(after_long_help = help::MOUNT)]
     Mount(MountArgs),
-    /// Unmount, and wait until the daemon is gone
+    /// Write home what is in the journal, and wait for it
+    #[command(after_long_help = help::FLUSH)]
+    Flush(FlushArgs),
+    /// Write everything home, unmount, and wait until the daemon is gone
     #[command(after_long_help = help::UMOUNT, visible_alias = "unmount")]
     Umount(UmountArgs),
     /// Show what the cache did: per device and in total
@@ -53,6 +56,17 @@ pub enum Action {
     /// Record every read request of a mount in a file
     #[command(after_long_help = help::TRACE)]
     Trace(TraceArgs),
+    /// Look what is in a journal that no mount uses; exit 0 clean, 1 dirty, 4 corrupt, 8 failed
+    #[command(after_long_help = help::CHECK)]
+    Check(CheckArgs),
+    /// Show, replay or give up a journal that no mount uses
+    #[command(
+        subcommand,
+        after_long_help = help::JOURNAL,
+        disable_help_subcommand = true,
+        arg_required_else_help = true
+    )]
+    Journal(JournalAction),
     /// Check what this system and a source directory can do
     #[command(after_long_help = help::DOCTOR)]
     Doctor(DoctorArgs),
@@ -98,6 +112,17 @@ pub struct UmountArgs {
     /// Abort requests that hang, then unmount (root only)
     #[arg(short, long)]
     pub force: bool,
+    /// Leave what is dirty in the journal; the next mount writes it home
+    #[arg(short, long)]
+    pub no_flush: bool,
+}
+
+/// Arguments of `flush`.
+#[derive(Debug, Args)]
+pub struct FlushArgs {
+    /// A mountpoint, or files below one
+    #[arg(required = true, value_name = "MOUNTPOINT|FILE")]
+    pub paths: Vec<PathBuf>,
 }
 
 /// Arguments of `stat`.
@@ -164,6 +189,63 @@ pub struct TraceArgs {
     pub file: PathBuf,
     /// How long (60, 5m); until Ctrl-C if not given
     pub seconds: Option<String>,
+}
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `journal` can do.
+#[derive(Debug, Subcommand)]
+pub enum JournalAction {
+    /// Print what it holds, by image or record by record
+    #[command(after_long_help = help::DUMP)]
+    Dump(DumpArgs),
+    /// Write home what it holds, without a mount
+    #[command(after_long_help = help::REPLAY)]
+    Replay(ReplayArgs),
+    /// Give up what it holds: removes the mark, moves the records aside
+    #[command(after_long_help = help::ABANDON)]
+    Abandon(AbandonArgs),
+}
+
+/// Arguments of `journal dump`.
+#[derive(Debug, Args)]
+pub struct DumpArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Print every record
+    #[arg(long)]
+    pub records: bool,
+}
+
+/// Arguments of `journal replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Leave out this file (a path below SOURCE); what the journal holds of it is moved aside
+    #[arg(long, value_name = "FILE")]
+    pub skip: Vec<PathBuf>,
+}
+
+/// Arguments of `journal abandon`.
+#[derive(Debug, Args)]
+pub struct AbandonArgs {
+    /// A SOURCE, its state directory or its partition
+    pub dir: PathBuf,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Arguments of `doctor`.

@@ -24,16 +24,36 @@ Examples:
   bcachefs-fuse mount /srv/images /mnt/images
   bcachefs-fuse mount /srv/images /srv/images        over itself: nobody writes behind the mount
   bcachefs-fuse mount --cache 1G --ro /srv/images /mnt/images
+  bcachefs-fuse mount --cache-mode writeback --state /nvme/bcfs /srv/images /mnt/images
   bcachefs-fuse mount -f -o cache=1G,cache_mode=writearound /srv/images /mnt/images
   mount -t fuse.bcachefs-fuse -o cache=1G /srv/images /mnt/images
 
 In /etc/fstab:
   /srv/images  /mnt/images  fuse.bcachefs-fuse  cache=1G,nofail  0 0";
 
+/// Behind `flush --help`.
+pub const FLUSH: &str = "\
+Shows how far it is on a terminal. The last line has bytes, seconds and the most writes in flight.
+Ctrl-C ends the waiting; the daemon writes on at its own rate.
+
+Exit codes: 0 all is home, 1 not all of it; one line on standard error says which image and why.
+
+Examples:
+  bcachefs-fuse flush /mnt/images
+  bcachefs-fuse flush /mnt/images/debian.img /mnt/images/bsd.img";
+
 /// Behind `umount --help`.
 pub const UMOUNT: &str = "\
+Refuses first if the mount is in use, and names who uses it. Then everything is written home; Ctrl-C
+leaves the rest in the journal and unmounts. Without a word and with exit code 0 the files of SOURCE
+are current.
+
+Exit codes: 0 unmounted (with -n: perhaps with data left, which it says), 1 still mounted, or
+unmounted with data left in the journal; one line on standard error says which.
+
 Examples:
   bcachefs-fuse umount /mnt/images
+  bcachefs-fuse umount -n /mnt/images                leave what is dirty in the journal
   bcachefs-fuse umount --lazy /mnt/images
   umount /mnt/images                                 the same through mount(8)'s helper";
 
@@ -50,12 +70,13 @@ Examples:
 /// Behind `set --help`.
 pub const SET: &str = "\
 Changes all that is named, or nothing. Live options: bypass, sequential_cutoff, expire, readahead,
-cache_mode.
+cache_mode, journal_delay, writeback_percent, writeback_delay, writeback_running.
 
 Examples:
   bcachefs-fuse set /mnt/images
   bcachefs-fuse set /mnt/images expire=30s
-  bcachefs-fuse set /mnt/images cache-mode=writearound sequential-cutoff=128M";
+  bcachefs-fuse set /mnt/images cache-mode=writearound sequential-cutoff=128M
+  bcachefs-fuse set /mnt/images writeback_percent=20 writeback_running=no";
 
 /// Behind `list --help`.
 pub const LIST: &str = "\
@@ -70,6 +91,53 @@ One line a read request: unit, first block, blocks.
 Examples:
   bcachefs-fuse trace /mnt/images boot.trace 60
   bcachefs-fuse trace /mnt/images boot.trace         until Ctrl-C";
+
+/// Behind `check --help`.
+pub const CHECK: &str = "\
+Takes the locks of a mount and writes nothing. Prints the journal's size, uuid and generation, the
+images that have data in it, where it is corrupt, and whether the owner mark in SOURCE names it.
+
+Exit codes: 0 clean, 1 there is data in the journal, 4 it cannot be used as it is, 8 not looked at.
+
+Examples:
+  bcachefs-fuse check /srv/images
+  bcachefs-fuse check --json /nvme/bcfs";
+
+/// Behind `journal --help`.
+pub const JOURNAL: &str = "\
+Each takes the locks of a mount first, and is refused while one uses the journal.
+
+Examples:
+  bcachefs-fuse journal dump /srv/images
+  bcachefs-fuse journal replay /srv/images
+  bcachefs-fuse journal abandon /srv/images";
+
+/// Behind `journal dump --help`.
+pub const DUMP: &str = "\
+Exit codes: 0 it was printed, 1 there is no journal that can be read.
+
+Examples:
+  bcachefs-fuse journal dump /srv/images
+  bcachefs-fuse journal dump --json --records /nvme/bcfs";
+
+/// Behind `journal replay --help`.
+pub const REPLAY: &str = "\
+Exit codes: 0 all is home, 1 not all of it; one line on standard error says what and why.
+
+Examples:
+  bcachefs-fuse journal replay /srv/images
+  bcachefs-fuse journal replay --skip old/debian.img /srv/images";
+
+/// Behind `journal abandon --help`.
+pub const ABANDON: &str = "\
+Lists what is lost and asks; without a terminal it needs --yes. The journal becomes
+journal.abandoned.N in its directory; nothing is deleted.
+
+Exit codes: 0 it was given up, 1 nothing was changed.
+
+Examples:
+  bcachefs-fuse journal abandon /srv/images
+  bcachefs-fuse journal abandon --yes /nvme/bcfs";
 
 /// Behind `doctor --help`.
 pub const DOCTOR: &str = "\
@@ -103,6 +171,12 @@ The same for other users; the second where there is no $XDG_RUNTIME_DIR, and wit
 The helpers of
 .BR mount (8).
 .TP
+.I SOURCE/.bcachefs\-fuse/journal, STATE/journal
+The writeback journal.
+.TP
+.I SOURCE/.bcachefs\-fuse/owner
+The owner mark: there while the files of SOURCE are not current without the journal it names.
+.TP
 .I /etc/fuse.conf
 user_allow_other there lets users other than root say allow_other.
 .PP
@@ -124,10 +198,17 @@ pub const MAN_EXIT: &str = r"
 Well.
 .TP
 .B 1
-It failed; one line on standard error says what, where, and what to do.
+It failed; one line on standard error says what, where, and what to do. Of
+.BR check :
+there is data in the journal.
 .TP
 .B 2
 The command line is wrong.
+.TP
+.B 4, 8
+Of
+.BR check :
+the journal cannot be used as it is; it could not be looked at.
 .TP
 .B 32
 It failed as a helper of

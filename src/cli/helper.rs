@@ -3,19 +3,25 @@
 //!
 //! mount(8) gives up its set-uid rights before it runs a helper: for a `user` line of fstab we run
 //! as that user, and the mount goes through fusermount3, as for any ordinary user.
+//! umount(8) waits for us: everything is written home first, for at most `flush_timeout`; then the
+//! daemon goes on alone, and we say so.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::cli::failure::{Failure, Outcome};
+use crate::cli::flush::Stop;
 use crate::cli::meaning::{self, Machine, absolute};
+use crate::cli::options;
 use crate::cli::place::Place;
+use crate::cli::umount::Wait;
 use crate::cli::words::Words;
 use crate::cli::{run, set, umount};
-use crate::config::Tunables;
+use crate::config::{Tunables, WritebackConfig};
 use crate::control::live;
-use crate::fuse::mount;
+use crate::fuse::mount::{self, How};
 
 /// Which helper this process was started as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,10 +184,7 @@ fn run_umount(typed: &Typed) -> Outcome<()> {
         return Err(Failure::usage("MOUNTPOINT is needed", "command line", USAGE));
     };
     let place = Place::find(mountpoint)?;
-    if typed.has(b'f') {
-        umount::abort(place.mountpoint())?;
-    }
-    let result = umount::unmount(&place, typed.has(b'l'));
+    let result = flush_and_unmount(typed, &place);
     // -r: what is busy becomes read-only instead.
     let busy = result.as_ref().is_err_and(|failure| failure.line.starts_with("busy"));
     if busy && typed.has(b'r') {
@@ -192,6 +195,36 @@ fn run_umount(typed: &Typed) -> Outcome<()> {
         println!("{} unmounted", place.mountpoint().display());
     }
     result
+}
+
+fn flush_and_unmount(typed: &Typed, place: &Place) -> Outcome<()> {
+    if typed.has(b'f') {
+        umount::abort(place.mountpoint())?;
+        return umount::unmount(place, How::Politely, Wait::ForDaemon);
+    }
+    if typed.has(b'l') {
+        return umount::unmount(place, How::Detach, Wait::No);
+    }
+    umount::refuse_busy(place)?;
+    if umount::dirty_bytes(place) == 0 {
+        return umount::unmount(place, How::Politely, Wait::ForDaemon);
+    }
+    let left = umount::flush(place, &Stop::after(flush_timeout(place)))?;
+    if left.bytes == 0 {
+        return umount::unmount(place, How::Politely, Wait::ForDaemon);
+    }
+    umount::unmount(place, How::Politely, Wait::No)?;
+    // It is unmounted: no failure for umount(8). The daemon holds its locks and goes on.
+    eprintln!("{}", left.failure(place, "its daemon writes them home, or the next mount"));
+    Ok(())
+}
+
+/// As the mount has it.
+fn flush_timeout(place: &Place) -> Duration {
+    let values = set::settings(place).unwrap_or_default();
+    let value = values.into_iter().find(|(name, _)| name == "flush_timeout");
+    let typed = value.and_then(|(name, value)| options::duration(&name, value.as_ref()).ok());
+    typed.unwrap_or(WritebackConfig::default().flush_timeout)
 }
 
 #[cfg(test)]

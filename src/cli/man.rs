@@ -32,7 +32,10 @@ pub fn page() -> Outcome<String> {
     let mut text = String::from_utf8_lossy(&roff).into_owned();
     text.push_str(".SH COMMANDS\n");
     for subcommand in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        section(&mut text, subcommand);
+        section(&mut text, subcommand, subcommand.get_name());
+        for inner in subcommand.get_subcommands() {
+            section(&mut text, inner, &format!("{} {}", subcommand.get_name(), inner.get_name()));
+        }
     }
     options(&mut text);
     for (title, body) in SECTIONS {
@@ -41,10 +44,10 @@ pub fn page() -> Outcome<String> {
     Ok(text)
 }
 
-fn section(text: &mut String, command: &Command) {
+fn section(text: &mut String, command: &Command, name: &str) {
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ");
-    let _ = writeln!(text, ".SS {}", escape(command.get_name()));
+    let _ = writeln!(text, ".SS {}", escape(name));
     let _ = writeln!(text, ".B {}\n.PP", escape(usage));
     if let Some(about) = command.get_about() {
         let _ = writeln!(text, "{}.", escape(&about.to_string()));
@@ -122,8 +125,21 @@ mod tests {
     #[test]
     fn the_page_has_every_command_and_option() {
         let page = page().unwrap();
-        for command in ["mount", "umount", "stat", "set", "list", "trace", "doctor", "completions"]
-        {
+        for command in [
+            "mount",
+            "flush",
+            "umount",
+            "stat",
+            "set",
+            "list",
+            "trace",
+            "check",
+            "journal dump",
+            "journal replay",
+            "journal abandon",
+            "doctor",
+            "completions",
+        ] {
             assert!(page.contains(&format!("\n.SS {command}\n")), "{command}");
         }
         for option in OPTIONS {

@@ -9,9 +9,16 @@ use crate::cli::failure::{Failure, Outcome};
 use crate::cli::memory;
 use crate::cli::options::{self, OptionSpec, bad_value};
 use crate::cli::words::Words;
-use crate::config::{CacheMode, Config, DaemonConfig, DirectIo, MountConfig, StoreConfig};
+use crate::config::{
+    CacheMode, Config, DaemonConfig, DirectIo, MountConfig, StoreConfig, WritebackConfig,
+    WritebackOrder,
+};
 use crate::control::live;
+use crate::journal::Geometry;
 use crate::units::format_size;
+
+/// The mode of a mount that did not say one.
+pub const DEFAULT_MODE: CacheMode = CacheMode::Writethrough;
 
 /// What defaults depend on.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +60,7 @@ pub fn config(
         },
         store: StoreConfig {
             cache_bytes: memory::default_cache(machine.memory),
+            cache_mode: DEFAULT_MODE,
             ..StoreConfig::default()
         },
         daemon: DaemonConfig { foreground, ..DaemonConfig::default() },
@@ -76,8 +84,13 @@ fn apply(config: &mut Config, option: &OptionSpec, value: Option<&OsStr>) -> Out
         "allow_other" => mount.allow_other = options::flag(name, value)?,
         "debug" => daemon.debug = options::flag(name, value)?,
         "unit_flush" => store.unit_flush = options::flag(name, value)?,
+        "writeback_running" => store.writeback.running = options::flag(name, value)?,
+        "no_uring" => store.writeback.no_uring = options::flag(name, value)?,
         _ => {
             let value = needed(option, value)?;
+            if apply_writeback(&mut store.writeback, name, value)? {
+                return Ok(());
+            }
             match name {
                 "cache" => store.cache_bytes = options::size(name, value)?,
                 "block_size" => store.block_size = block_size(value)?,
@@ -85,7 +98,10 @@ fn apply(config: &mut Config, option: &OptionSpec, value: Option<&OsStr>) -> Out
                 "sequential_cutoff" => store.sequential_cutoff = options::size(name, value)?,
                 "expire" => store.expire = options::duration(name, value)?,
                 "readahead" => store.readahead = options::size(name, value)?,
-                "cache_mode" => store.cache_mode = cache_mode(value)?,
+                "cache_mode" => {
+                    store.cache_mode = cache_mode(value)?;
+                    store.mode_typed = true;
+                }
                 "direct_io" => store.direct_io = direct_io(value)?,
                 "threads" => mount.threads = options::count(name, value, 1, 256)?,
                 "attr_timeout" => mount.attr_timeout = options::duration(name, value)?,
@@ -99,6 +115,42 @@ fn apply(config: &mut Config, option: &OptionSpec, value: Option<&OsStr>) -> Out
         }
     }
     Ok(())
+}
+
+/// Whether it was an option of writeback.
+fn apply_writeback(writeback: &mut WritebackConfig, name: &str, value: &OsStr) -> Outcome<bool> {
+    match name {
+        "journal_size" => writeback.journal_bytes = journal_size(value)?,
+        "journal_delay" => {
+            let text = value.to_str().unwrap_or_default();
+            writeback.journal_delay =
+                live::parse_journal_delay(text).map_err(|wanted| bad_value(name, value, wanted))?;
+        }
+        "journal_delay_ms" => {
+            let ms = options::count(name, value, 1, 60_000)?;
+            writeback.journal_delay = Duration::from_millis(ms as u64);
+        }
+        "writeback_percent" => {
+            writeback.percent = options::count(name, value, 0, 100)? as u64;
+        }
+        "writeback_delay" => writeback.delay = options::duration(name, value)?,
+        "writeback_order" => {
+            let order = value.to_str().and_then(WritebackOrder::parse);
+            let order = order.ok_or_else(|| bad_value(name, value, "give unordered or lba"))?;
+            writeback.order = order;
+        }
+        "flush_timeout" => writeback.flush_timeout = options::duration(name, value)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn journal_size(value: &OsStr) -> Outcome<u64> {
+    let bytes = options::size("journal_size", value)?;
+    match Geometry::for_size(bytes) {
+        Ok(_) => Ok(bytes),
+        Err(_) => Err(bad_value("journal_size", value, "8M is the least")),
+    }
 }
 
 fn needed<'a>(option: &OptionSpec, value: Option<&'a OsStr>) -> Outcome<&'a OsStr> {
@@ -116,7 +168,7 @@ fn block_size(value: &OsStr) -> Outcome<u32> {
     }
 }
 
-/// The mode a user typed; one of a later version gets an answer of its own.
+/// The mode a user typed.
 pub fn cache_mode(value: &OsStr) -> Outcome<CacheMode> {
     let text = value.to_str().unwrap_or_default();
     live::parse_cache_mode(text)
@@ -168,7 +220,10 @@ mod tests {
     #[test]
     fn defaults() {
         let config = typed("").unwrap();
-        assert_eq!(config.store, StoreConfig::default());
+        assert_eq!(
+            config.store,
+            StoreConfig { cache_mode: DEFAULT_MODE, ..StoreConfig::default() }
+        );
         assert!(config.mount.allow_other && !config.mount.read_only);
         assert_eq!((config.mount.fsname.as_str(), config.mount.threads), ("/srv/images", 16));
         assert_eq!(config.mount.attr_timeout, Duration::from_secs(1));
@@ -179,7 +234,9 @@ mod tests {
         let config = typed(
             "cache=1G,block-size=64K,bypass=1M,sequential-cutoff=8M,expire=2s,readahead=0,\
              cache-mode=writearound,direct-io=never,threads=3,ro,state=s,allow-other=no,\
-             attr-timeout=0,fsname=a,log=/l,debug,trace=/t,unit_flush,noexec",
+             attr-timeout=0,fsname=a,log=/l,debug,trace=/t,unit_flush,noexec,journal_size=8M,\
+             journal-delay=50ms,writeback_percent=40,writeback-delay=5s,writeback_running=no,\
+             writeback_order=lba,flush_timeout=2m,no_uring",
         )
         .unwrap();
         let store = &config.store;
@@ -187,6 +244,18 @@ mod tests {
         assert_eq!((store.sequential_cutoff, store.readahead), (8 << 20, 0));
         assert_eq!((store.expire, store.unit_flush), (Duration::from_secs(2), true));
         assert_eq!((store.cache_mode, store.direct_io), (CacheMode::Writearound, DirectIo::Never));
+        assert!(store.mode_typed);
+        let writeback = WritebackConfig {
+            journal_bytes: 8 << 20,
+            journal_delay: Duration::from_millis(50),
+            percent: 40,
+            delay: Duration::from_secs(5),
+            running: false,
+            order: WritebackOrder::Lba,
+            flush_timeout: Duration::from_secs(120),
+            no_uring: true,
+        };
+        assert_eq!(store.writeback, writeback);
         let mount = &config.mount;
         assert!(mount.read_only && !mount.allow_other && mount.attr_timeout.is_zero());
         assert_eq!((mount.threads, mount.fsname.as_str()), (3, "a"));
@@ -222,13 +291,23 @@ mod tests {
                 "cache too small: cache=16M: 64 blocks (64M) are the least",
             ),
             (
-                "cache-mode=writeback",
-                "bad value: cache_mode=writeback: it comes in a later version; \
-                 give writethrough, writearound or none",
+                "cache-mode=fast",
+                "bad value: cache_mode=fast: give writeback, writethrough, writearound or none",
+            ),
+            ("journal_size=4M", "bad value: journal_size=4M: 8M is the least"),
+            ("journal_delay=2m", "bad value: journal_delay=2m: give a time from 1ms to 60s"),
+            (
+                "journal_delay_ms=0",
+                "bad value: journal_delay_ms=0: give a whole number from 1 to 60000",
             ),
             (
-                "cache-mode=fast",
-                "bad value: cache_mode=fast: give writethrough, writearound or none",
+                "writeback_percent=101",
+                "bad value: writeback_percent=101: give a whole number from 0 to 100",
+            ),
+            ("writeback_order=up", "bad value: writeback_order=up: give unordered or lba"),
+            (
+                "flush_timeout=soon",
+                "bad value: flush_timeout=soon: give a time such as 30s or 500ms",
             ),
             ("direct-io=perhaps", "bad value: direct_io=perhaps: give auto, always or never"),
             ("ro=perhaps", "bad value: ro=perhaps: give no value, yes or no"),

@@ -8,8 +8,10 @@
 pub mod args;
 pub mod doctor;
 pub mod failure;
+pub mod flush;
 pub mod help;
 pub mod helper;
+pub mod journal;
 pub mod list;
 pub mod man;
 pub mod meaning;
@@ -62,11 +64,14 @@ pub fn main() -> ExitCode {
 fn act(action: Action) -> Outcome<ExitCode> {
     let done = match action {
         Action::Mount(args) => mount(&args),
+        Action::Flush(args) => flush::run(&args),
         Action::Umount(args) => umount::run(&args),
         Action::Stat(args) => stat::run(&args),
         Action::Set(args) => set::run(&args),
         Action::List(args) => list::run(&args),
         Action::Trace(args) => trace::run(&args),
+        Action::Check(args) => return Ok(journal::check(&args)),
+        Action::Journal(action) => journal::run(&action),
         Action::Doctor(args) => return Ok(doctor::doctor(args.source.as_deref(), args.json)),
         Action::Completions { shell } => output::print(&man::completions(shell)).map(drop),
         Action::Man => man::page().and_then(|page| output::print(&page).map(drop)),

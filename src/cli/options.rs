@@ -7,6 +7,7 @@ use std::ffi::OsStr;
 use std::time::Duration;
 
 use crate::cli::failure::{Failure, Outcome};
+use crate::cli::meaning::DEFAULT_MODE;
 use crate::units::{parse_duration, parse_size};
 
 /// What values an option takes.
@@ -95,8 +96,12 @@ const fn live(option: OptionSpec) -> OptionSpec {
     OptionSpec { live: true, ..option }
 }
 
-/// The words of `cache_mode`, those of later versions too (they get an answer of their own).
-const MODES: &[&str] = &["writethrough", "writearound", "none", "writeback"];
+const fn hidden(option: OptionSpec) -> OptionSpec {
+    OptionSpec { hidden: true, ..option }
+}
+
+const MODES: &[&str] = &["writeback", "writethrough", "writearound", "none"];
+const ORDERS: &[&str] = &["unordered", "lba"];
 const DIRECT: &[&str] = &["auto", "always", "never"];
 
 /// Every option, in the order of the help.
@@ -141,10 +146,62 @@ pub const OPTIONS: &[OptionSpec] = &[
     live(spec(
         "cache_mode",
         OptionKind::Word(MODES),
-        "writethrough",
-        "What a write does: writethrough (into the file and the cache), writearound (into the \
-         file, cached copies are dropped), none (nothing is cached)",
+        DEFAULT_MODE.name(),
+        "What a write does: writeback (into the journal, and into the file later), writethrough \
+         (into the file and the cache), writearound (into the file, cached copies are dropped), \
+         none (nothing is cached)",
     )),
+    spec(
+        "journal_size",
+        OptionKind::Size,
+        "256M",
+        "Bytes of the writeback journal, at least 8M; an empty journal of another size is made \
+         anew",
+    ),
+    live(spec(
+        "journal_delay",
+        OptionKind::Duration,
+        "100ms",
+        "What was written is safe from a power cut after this long even without fsync, 1ms to 60s",
+    )),
+    live(hidden(spec(
+        "journal_delay_ms",
+        OptionKind::Count,
+        "100",
+        "The same as journal_delay, in milliseconds",
+    ))),
+    live(spec(
+        "writeback_percent",
+        OptionKind::Count,
+        "10",
+        "Part of the journal, 0 to 100 percent, that may stay dirty while applications are busy; \
+         0: no limit on the rate of writing home",
+    )),
+    live(spec(
+        "writeback_delay",
+        OptionKind::Duration,
+        "1s",
+        "How long the first dirty bytes of a busy image wait before they are written home",
+    )),
+    live(spec(
+        "writeback_running",
+        OptionKind::Flag,
+        "yes",
+        "Write home at all; overruled while the journal is more than 70 % full",
+    )),
+    spec(
+        "writeback_order",
+        OptionKind::Word(ORDERS),
+        "unordered",
+        "In which order: unordered (the host's elevator sorts), lba (as Linux bcache before 2025; \
+         for measuring)",
+    ),
+    spec(
+        "flush_timeout",
+        OptionKind::Duration,
+        "60s",
+        "How long umount(8) waits until all is written home",
+    ),
     spec(
         "direct_io",
         OptionKind::Word(DIRECT),
@@ -154,7 +211,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     spec("threads", OptionKind::Count, "16", "Request threads, 1 to 256"),
     spec("ro", OptionKind::Flag, "no", "Mount read-only"),
-    spec("state", OptionKind::Path, "none", "Directory for the state of modes with a journal"),
+    spec(
+        "state",
+        OptionKind::Path,
+        "SOURCE/.bcachefs-fuse",
+        "Directory (or partition) of the writeback journal; best on a fast disk of its own",
+    ),
     spec(
         "allow_other",
         OptionKind::Flag,
@@ -190,19 +252,19 @@ pub const OPTIONS: &[OptionSpec] = &[
         "none",
         "Record every read request in this file, from the start",
     ),
-    OptionSpec {
-        hidden: true,
-        ..spec(
-            "unit_flush",
-            OptionKind::Flag,
-            "no",
-            "Test only: empty the cache whenever the device changes",
-        )
-    },
-    OptionSpec {
-        hidden: true,
-        ..spec("test_panic", OptionKind::Text, "none", "Test only: a lookup of this name panics")
-    },
+    hidden(spec(
+        "unit_flush",
+        OptionKind::Flag,
+        "no",
+        "Test only: empty the cache whenever the device changes",
+    )),
+    hidden(spec(
+        "no_uring",
+        OptionKind::Flag,
+        "no",
+        "Test only: write home by pwrite(2) even where io_uring works",
+    )),
+    hidden(spec("test_panic", OptionKind::Text, "none", "Test only: a lookup of this name panics")),
 ];
 
 /// The option of a name typed with `-` or `_`.
@@ -254,8 +316,8 @@ pub fn count(name: &str, value: &OsStr, least: usize, most: usize) -> Outcome<us
 pub fn flag(name: &str, value: Option<&OsStr>) -> Outcome<bool> {
     let Some(value) = value else { return Ok(true) };
     match value.to_str() {
-        Some("yes") => Ok(true),
-        Some("no") => Ok(false),
+        Some("yes" | "1") => Ok(true),
+        Some("no" | "0") => Ok(false),
         _ => Err(bad_value(name, value, "give no value, yes or no")),
     }
 }
@@ -287,6 +349,7 @@ mod tests {
         assert_eq!(count("threads", os("16"), 1, 256), Ok(16));
         assert_eq!(flag("ro", None), Ok(true));
         assert_eq!(flag("ro", Some(os("no"))), Ok(false));
+        assert_eq!(flag("writeback_running", Some(os("0"))), Ok(false));
         assert!(flag("ro", Some(os("maybe"))).is_err());
     }
 

@@ -6,8 +6,9 @@
 
 mod claim;
 pub mod registry;
-mod source;
+pub mod source;
 mod stale;
+pub mod state;
 mod target;
 
 use std::io::IsTerminal;
@@ -16,8 +17,9 @@ use std::sync::Arc;
 use sd_notify::NotifyState;
 
 use self::claim::Prepared;
+use self::source::Source;
 use crate::cli::failure::{Failure, Outcome};
-use crate::config::Config;
+use crate::config::{CacheMode, Config};
 use crate::control::errors;
 use crate::control::server::{self, MountInfo, ServerHandle};
 use crate::error::{Error, Kind};
@@ -114,6 +116,11 @@ fn serve(mut config: Config, report: &mut Report) -> Outcome<()> {
         // must not keep the caller's directory busy.
         let _ = rustix::process::chdir("/");
     }
+    let without = journal(&config, &source)?;
+    if let Some(why) = &without {
+        log::warn!("writethrough: {why}");
+        config.store.cache_mode = CacheMode::Writethrough;
+    }
     let place = config.mount.source.clone();
     let fs = Fs::open_host(source.root, &config).map_err(|error| Failure::of(&error, &place))?;
     fs.start().map_err(|error| unexpected(&error))?;
@@ -124,7 +131,7 @@ fn serve(mut config: Config, report: &mut Report) -> Outcome<()> {
     let serving = session::serve(adapter, &config.mount, source.mode, |_| {})
         .map_err(|error| Failure::new(error.what, error.place, error.hint))?;
     let started = open_up(&config, &fs, &serving, &mut |device| claim.mounted(device))
-        .and_then(|server| report.ready(&ready_line(&config)).map(|()| server));
+        .and_then(|server| report.ready(&ready_line(&config, without.as_deref())).map(|()| server));
     let server = started.inspect_err(|_| serving.abandon())?;
     let end = serving.run_to_end(tell);
     drop(server);
@@ -190,12 +197,25 @@ fn finish(config: &Config, fs: &Fs, end: End) -> Outcome<()> {
     }
 }
 
+/// Why there is no journal where there should be one. The journal itself is not used yet.
+fn journal(config: &Config, source: &Source) -> Outcome<Option<String>> {
+    match state::open(config, source, &config.mount.mountpoint)? {
+        state::StateOutcome::None { why } => Ok(why),
+        // lead: hand it to the store
+        state::StateOutcome::Journal(state) => {
+            let error = Error::new(Kind::NotSupported, "use the journal", state.place.as_str());
+            Err(unexpected(&error))
+        }
+    }
+}
+
 /// "/srv/images on /mnt/images: 256M cache of 4K blocks, writethrough"
-fn ready_line(config: &Config) -> String {
+fn ready_line(config: &Config, without: Option<&str>) -> String {
     let (mount, store) = (&config.mount, &config.store);
     let read_only = if mount.read_only { ", read-only" } else { "" };
+    let without = without.map(|why| format!(" ({why})")).unwrap_or_default();
     format!(
-        "{} on {}: {} cache of {} blocks, {}{read_only}",
+        "{} on {}: {} cache of {} blocks, {}{without}{read_only}",
         mount.source.display(),
         mount.mountpoint.display(),
         format_size(store.cache_bytes),

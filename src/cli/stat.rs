@@ -15,7 +15,7 @@ use crate::cli::place::Place;
 use crate::clock;
 use crate::control::client::Client;
 use crate::control::proto::{Ask, LoggedError, Name, Reply, SCHEMA, StatReply};
-use crate::control::{errors, explain, format, prometheus};
+use crate::control::{errors, explain, format, prometheus, writeback};
 use crate::stats::BlockInfo;
 
 /// How many devices are shown without --all.
@@ -112,7 +112,9 @@ fn watch_rates(
         let going_on = if args.json {
             print_json(&Json { schema: SCHEMA, stat: &stat })?
         } else {
-            let mut text = format::rates(&change, seconds, stat.snapshot.block_size) + "\n";
+            let mut text = format::rates(&change, seconds, stat.snapshot.block_size);
+            text.push_str(&writeback::rates(&before, &stat, seconds));
+            text.push('\n');
             if redraw {
                 // Home, the table of the interval, then clear what an older one left below.
                 let interval = since(&stat, &before);

@@ -1,21 +1,31 @@
-//! `umount` (layer 9): unmounts, then waits until the daemon is gone, so that what follows (a new
-//! mount, fsck of an image) finds nobody.
+//! `umount` (layer 9): refuses while somebody uses the mount, has everything written home,
+//! unmounts, then waits until the daemon is gone, so that what follows (a new mount, fsck of an
+//! image) finds nobody.
+//!
+//! Invariant: it succeeds without a word only if the files of SOURCE are current afterwards.
 
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::cli::args::UmountArgs;
 use crate::cli::failure::{Failure, Outcome};
+use crate::cli::flush::{self, Stop};
+use crate::cli::output::print;
 use crate::cli::place::Place;
 use crate::clock;
-use crate::fuse::holders;
+use crate::control::client::Flush;
+use crate::control::proto::Ask;
+use crate::fuse::holders::{self, Holder};
 use crate::fuse::mount::{self, How, Outcome as Unmounted};
 use crate::fuse::mountinfo::MountEntry;
+use crate::stats::FlushProgress;
+use crate::units::format_size;
 
 /// How long a daemon may take to end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,21 +35,99 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     let place = Place::find(&args.path)?;
     if args.force {
         abort(place.mountpoint())?;
+        return unmount(&place, How::Politely, Wait::ForDaemon);
     }
-    unmount(&place, args.lazy)
+    if args.lazy {
+        return unmount(&place, How::Detach, Wait::No);
+    }
+    refuse_busy(&place)?;
+    let dirty = dirty_bytes(&place);
+    let left = if dirty == 0 {
+        Left::default()
+    } else if args.no_flush {
+        Left { bytes: dirty, why: String::new() }
+    } else {
+        flush(&place, &Stop::by_signal()?)?
+    };
+    // The daemon must not go on where we stopped; what is stuck it tries no longer than it must.
+    let leaving = left.bytes > 0;
+    if leaving {
+        leave(&place, true);
+    }
+    if let Err(failure) = unmount(&place, How::Politely, Wait::ForDaemon) {
+        if leaving {
+            leave(&place, false);
+        }
+        return Err(failure);
+    }
+    let failure = left.failure(&place, "the next mount writes them home");
+    match (leaving, args.no_flush) {
+        (false, _) => Ok(()),
+        (true, true) => print(&format!("{}\n", failure.line)).map(drop),
+        (true, false) => Err(failure),
+    }
 }
 
-/// Unmounts; waits for the daemon unless `lazy`.
-pub fn unmount(place: &Place, lazy: bool) -> Outcome<()> {
-    let daemon = if lazy { None } else { daemon(place) };
+/// What a flush did not write home.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// Bytes in the journal.
+    pub bytes: u64,
+    why: String,
+}
+
+impl Left {
+    fn of(end: &FlushProgress) -> Left {
+        Left { bytes: end.left_bytes, why: flush::stuck(end) }
+    }
+
+    /// In one line, after the unmount. `next`: what becomes of it.
+    pub fn failure(&self, place: &Place, next: &str) -> Failure {
+        let why = if self.why.is_empty() { String::new() } else { format!("{}; ", self.why) };
+        let what = format!("unmounted, {} are left in the journal", format_size(self.bytes));
+        let hint = format!("{why}{next}; until then these files are not current");
+        Failure::new(what, place.entry.source.to_string_lossy(), hint)
+    }
+}
+
+/// Has everything written home until `stop`; what is left.
+pub fn flush(place: &Place, stop: &Stop) -> Outcome<Left> {
+    Ok(match flush::wait(place, None, stop)? {
+        Flush::Done(end) | Flush::Stopped(end) => Left::of(&end),
+    })
+}
+
+/// Bytes that are not home; 0 where nobody answers or there is no journal.
+pub fn dirty_bytes(place: &Place) -> u64 {
+    let stat = flush::stat(place).ok();
+    stat.and_then(|stat| stat.snapshot.writeback).map_or(0, |writeback| writeback.dirty_bytes)
+}
+
+fn leave(place: &Place, leave: bool) {
+    let told = place.connect().and_then(|mut client| {
+        client.ask(Ask::Leave { leave }).map_err(|refusal| place.failure(refusal))
+    });
+    if let Err(failure) = told {
+        log::debug!("{failure}");
+    }
+}
+
+/// Whether to wait for the end of the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Until it is gone.
+    ForDaemon,
+    /// It may go on.
+    No,
+}
+
+/// Unmounts.
+pub fn unmount(place: &Place, how: How, wait: Wait) -> Outcome<()> {
+    let daemon = if wait == Wait::No { None } else { daemon(place) };
     let mountpoint = place.mountpoint();
-    let how = if lazy { How::Detach } else { How::Politely };
     match mount::unmount(mountpoint, how) {
         Unmounted::Gone => {}
-        Unmounted::Busy => {
-            let hint = format!("used by {}; or umount --lazy", users(&place.entry));
-            return Err(Failure::new("busy", mountpoint.display(), hint));
-        }
+        Unmounted::Busy => return Err(busy(place, find(&place.entry).as_deref())),
         Unmounted::Failed(words) => {
             let hint = format!("{words}; unmount as the user who mounted it, or as root");
             return Err(Failure::new("cannot unmount", mountpoint.display(), hint));
@@ -55,10 +143,35 @@ pub fn unmount(place: &Place, lazy: bool) -> Outcome<()> {
     }
 }
 
+fn busy(place: &Place, found: Option<&[Holder]>) -> Failure {
+    let hint = format!("used by {}; or umount --lazy", holders::describe(found));
+    Failure::new("busy", place.mountpoint().display(), hint)
+}
+
+/// Refuses before a long flush what would be refused after it.
+pub fn refuse_busy(place: &Place) -> Outcome<()> {
+    let found = find(&place.entry).unwrap_or_default();
+    let sure: Vec<Holder> =
+        found.into_iter().filter(|holder| is_inside(holder, &place.entry)).collect();
+    if sure.is_empty() { Ok(()) } else { Err(busy(place, Some(&sure))) }
+}
+
+/// A directory is found by its path, and SOURCE below a mount over itself has the same one: only
+/// the device number tells. The daemon is not asked.
+fn is_inside(holder: &Holder, entry: &MountEntry) -> bool {
+    let link = match holder.what {
+        "working directory" => "cwd",
+        "root directory" => "root",
+        _ => return true,
+    };
+    let path = format!("/proc/{}/{link}", holder.pid);
+    let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
+    stat.is_ok_and(|stat| (stat.stx_dev_major, stat.stx_dev_minor) == entry.device())
+}
+
 /// Who keeps the mount busy.
-fn users(entry: &MountEntry) -> String {
-    let found = holders::find(Some(entry.id), Some(entry.device()), &entry.mountpoint);
-    holders::describe(found.as_deref())
+fn find(entry: &MountEntry) -> Option<Vec<Holder>> {
+    holders::find(Some(entry.id), Some(entry.device()), &entry.mountpoint)
 }
 
 /// Ends requests that hang, with an error; what umount -f does.

@@ -11,11 +11,21 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock;
-use crate::control::proto::{Ask, MountFacts, Refusal, Reply, Request, Response, SCHEMA};
+use crate::control::proto::{Ask, MountFacts, Name, Refusal, Reply, Request, Response, SCHEMA};
 use crate::control::socket;
+use crate::stats::FlushProgress;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(20);
+
+/// How a flush ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing is left but what is stuck.
+    Done(FlushProgress),
+    /// The caller did not want to wait any longer.
+    Stopped(FlushProgress),
+}
 
 /// A connection to one daemon.
 #[derive(Debug)]
@@ -26,32 +36,33 @@ pub struct Client {
 
 impl Client {
     /// Connects to the daemon of the mount with this device number, made by `owner`. A daemon
-    /// opens its socket just after its mount: a missing one is waited for, up to `patience`.
+    /// opens its socket just after its mount: a missing one is waited for, up to `patience`, and so
+    /// is one that a killed daemon of the same number left.
     pub fn connect(device: (u32, u32), owner: u32, patience: Duration) -> Result<Client, Refusal> {
         let start = clock::now();
         loop {
             match Client::connect_once(device, owner) {
-                Err(None) if clock::now() - start < patience => thread::sleep(STEP),
-                Err(None) => {
-                    let what = "no control socket";
-                    let hint = "its daemon is gone, or has another XDG_RUNTIME_DIR";
-                    return Err(Refusal::new(what, socket::file_name(device), hint));
+                Err((ErrorKind::NotFound | ErrorKind::ConnectionRefused, _))
+                    if clock::now() - start < patience =>
+                {
+                    thread::sleep(STEP);
                 }
-                Err(Some(refusal)) => return Err(refusal),
+                Err((_, refusal)) => return Err(refusal),
                 Ok(client) => return Ok(client),
             }
         }
     }
 
-    /// An error without a refusal: there is no socket.
-    fn connect_once(device: (u32, u32), owner: u32) -> Result<Client, Option<Refusal>> {
+    fn connect_once(device: (u32, u32), owner: u32) -> Result<Client, (ErrorKind, Refusal)> {
         let name = socket::file_name(device);
-        let mut refusal = None;
+        let hint = "its daemon is gone, or has another XDG_RUNTIME_DIR";
+        let none = Refusal::new("no control socket", name.as_str(), hint);
+        let mut refusal = (ErrorKind::NotFound, none);
         for dir in socket::client_dirs(owner) {
             match Client::open(&dir.join(&name), owner) {
                 Ok(client) => return Ok(client),
                 Err((ErrorKind::NotFound, _)) => {}
-                Err((_, why)) => refusal = Some(why),
+                Err(why) => refusal = why,
             }
         }
         Err(refusal)
@@ -87,12 +98,20 @@ impl Client {
 
     /// Asks, and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Reply, Refusal> {
+        self.send(ask)?;
+        self.receive()
+    }
+
+    fn send(&mut self, ask: Ask) -> Result<(), Refusal> {
         let mut line = serde_json::to_vec(&Request { schema: SCHEMA, ask })
             .map_err(|error| self.strange(&error.to_string()))?;
         line.push(b'\n');
         let mut writer = self.stream.get_ref();
-        writer.write_all(&line).map_err(|error| self.broken(&error))?;
-        line.clear();
+        writer.write_all(&line).map_err(|error| self.broken(&error))
+    }
+
+    fn receive(&mut self) -> Result<Reply, Refusal> {
+        let mut line = Vec::new();
         match self.stream.read_until(b'\n', &mut line) {
             Ok(0) => return Err(self.strange("it closed the connection")),
             Ok(_) => {}
@@ -105,6 +124,24 @@ impl Client {
                 Err(self.strange(&format!("it speaks schema {schema}, not {SCHEMA}")))
             }
             Err(_) => Err(self.strange("its answer is not understood")),
+        }
+    }
+
+    /// Has everything (or one file) written home. `tell` hears how far it is; when it says false
+    /// the waiting ends, and with it this connection's use: what is returned then is a `left`.
+    pub fn flush(
+        mut self,
+        below: Option<Name>,
+        tell: &mut dyn FnMut(&FlushProgress) -> bool,
+    ) -> Result<Flush, Refusal> {
+        self.send(Ask::Flush { below })?;
+        loop {
+            match self.receive()? {
+                Reply::Progress(progress) if tell(&progress) => {}
+                Reply::Progress(progress) => return Ok(Flush::Stopped(progress)),
+                Reply::Flushed(progress) => return Ok(Flush::Done(progress)),
+                _ => return Err(self.strange("its answer is not understood")),
+            }
         }
     }
 

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::control::explain;
 use crate::control::proto::{LoggedError, StatReply};
+use crate::control::{explain, writeback};
 use crate::stats::{BlockInfo, Counters};
 use crate::units::format_size;
 
@@ -92,6 +92,7 @@ pub fn stat(stat: &StatReply, top: usize) -> String {
             counters.readahead_blocks, counters.readahead_used, counters.readahead_wasted
         );
     }
+    text.push_str(&writeback::block(stat, top));
     for line in explain::idle(stat) {
         let _ = writeln!(text, "{line}");
     }

@@ -1,4 +1,4 @@
-//! The options of a live mount (layer 8): their present values, and changing five of them, all
+//! The options of a live mount (layer 8): their present values, and changing some of them, all
 //! or none. No state of its own: the values live in `Tunables`, each read once per request.
 
 use std::time::Duration;
@@ -9,14 +9,29 @@ use crate::control::proto::Refusal;
 use crate::units::{format_duration, format_size, parse_duration, parse_size};
 
 /// The options `set` changes.
-pub const NAMES: [&str; 5] = ["bypass", "sequential_cutoff", "expire", "readahead", "cache_mode"];
+pub const NAMES: [&str; 10] = [
+    "bypass",
+    "sequential_cutoff",
+    "expire",
+    "readahead",
+    "cache_mode",
+    "journal_delay",
+    "journal_delay_ms",
+    "writeback_percent",
+    "writeback_delay",
+    "writeback_running",
+];
 
 /// The mode of a word, or what to give instead.
 pub fn parse_cache_mode(text: &str) -> Result<CacheMode, &'static str> {
-    match text {
-        "writeback" => Err("it comes in a later version; give writethrough, writearound or none"),
-        _ => CacheMode::parse(text).ok_or("give writethrough, writearound or none"),
-    }
+    CacheMode::parse(text).ok_or("give writeback, writethrough, writearound or none")
+}
+
+/// How long an append may wait for the disk, or what to give instead.
+pub fn parse_journal_delay(text: &str) -> Result<Duration, &'static str> {
+    let range = Duration::from_millis(1)..=Duration::from_secs(60);
+    let delay = parse_duration(text).filter(|delay| range.contains(delay));
+    delay.ok_or("give a time from 1ms to 60s")
 }
 
 /// Whether `bypass` suits the cache: a block must fit into it, four of it into the cache.
@@ -50,6 +65,10 @@ enum Change {
     Expire(Duration),
     Readahead(u64),
     CacheMode(CacheMode),
+    JournalDelay(Duration),
+    WritebackPercent(u64),
+    WritebackDelay(Duration),
+    WritebackRunning(bool),
 }
 
 /// Changes live options, all or none.
@@ -62,6 +81,9 @@ pub fn set(
         .iter()
         .map(|(name, value)| check(config, name, value))
         .collect::<Result<_, _>>()?;
+    if changes.contains(&Change::CacheMode(CacheMode::Writeback)) {
+        check_journal(mounted, config)?;
+    }
     for change in changes {
         let tunables = mounted.tunables();
         match change {
@@ -70,15 +92,30 @@ pub fn set(
             Change::Expire(age) => tunables.set_expire(age),
             Change::Readahead(bytes) => tunables.set_readahead(bytes),
             Change::CacheMode(mode) => mounted.set_cache_mode(mode),
+            Change::JournalDelay(delay) => tunables.set_journal_delay(delay),
+            Change::WritebackPercent(percent) => tunables.set_writeback_percent(percent),
+            Change::WritebackDelay(delay) => tunables.set_writeback_delay(delay),
+            Change::WritebackRunning(running) => tunables.set_writeback_running(running),
         }
     }
     Ok(())
+}
+
+/// Writeback needs a journal from the start.
+fn check_journal(mounted: &dyn Mounted, config: &Config) -> Result<(), Refusal> {
+    if mounted.snapshot(None).writeback.is_some() {
+        return Ok(());
+    }
+    let place = config.mount.mountpoint.display().to_string();
+    let hint = "unmount it, then mount with cache_mode=writeback";
+    Err(Refusal::new("mounted without a journal", place, hint))
 }
 
 fn check(config: &Config, name: &str, value: &str) -> Result<Change, Refusal> {
     let name = name.replace('-', "_");
     let bad = |hint: &str| Refusal::new("bad value", format!("{name}={value}"), hint);
     let size = || parse_size(value).ok_or_else(|| bad("give a size such as 64M"));
+    let time = || parse_duration(value).ok_or_else(|| bad("give a time such as 30s or 500ms"));
     match name.as_str() {
         "bypass" => {
             let bytes = size()?;
@@ -86,15 +123,28 @@ fn check(config: &Config, name: &str, value: &str) -> Result<Change, Refusal> {
         }
         "sequential_cutoff" => size().map(Change::SequentialCutoff),
         "readahead" => size().map(Change::Readahead),
-        "expire" => parse_duration(value)
-            .map(Change::Expire)
-            .ok_or_else(|| bad("give a time such as 30s or 500ms")),
+        "expire" => time().map(Change::Expire),
+        "journal_delay" => parse_journal_delay(value).map(Change::JournalDelay).map_err(bad),
+        "journal_delay_ms" => parse_journal_delay(&format!("{value}ms"))
+            .map(Change::JournalDelay)
+            .map_err(|_| bad("give a whole number from 1 to 60000")),
+        "writeback_percent" => match value.parse() {
+            Ok(percent) if percent <= 100 => Ok(Change::WritebackPercent(percent)),
+            _ => Err(bad("give a whole number from 0 to 100")),
+        },
+        "writeback_delay" => time().map(Change::WritebackDelay),
+        "writeback_running" => match value {
+            "yes" | "1" => Ok(Change::WritebackRunning(true)),
+            "no" | "0" => Ok(Change::WritebackRunning(false)),
+            _ => Err(bad("give yes or no")),
+        },
         "cache_mode" => parse_cache_mode(value).map(Change::CacheMode).map_err(bad),
-        _ => Err(Refusal::new(
-            "not changeable on a live mount",
-            name,
-            format!("unmount and mount with it; live options: {}", NAMES.join(", ")),
-        )),
+        _ => {
+            let shown: Vec<&str> =
+                NAMES.into_iter().filter(|name| *name != "journal_delay_ms").collect();
+            let hint = format!("unmount and mount with it; live options: {}", shown.join(", "));
+            Err(Refusal::new("not changeable on a live mount", name, hint))
+        }
     }
 }
 
@@ -107,6 +157,8 @@ fn exact(bytes: u64) -> String {
 /// Every option's present value by name, as a user would type it.
 pub fn values(config: &Config, tunables: &Tunables) -> Vec<(String, String)> {
     let (mount, store, daemon) = (&config.mount, &config.store, &config.daemon);
+    let writeback = &store.writeback;
+    let ms = |ms: u64| format_duration(Duration::from_millis(ms));
     let yes = |on: bool| if on { "yes" } else { "no" }.to_string();
     let path = |path: &Option<std::path::PathBuf>| {
         path.as_ref().map_or_else(|| "none".to_string(), |path| path.display().to_string())
@@ -116,9 +168,17 @@ pub fn values(config: &Config, tunables: &Tunables) -> Vec<(String, String)> {
         ("block_size", exact(u64::from(store.block_size))),
         ("bypass", exact(tunables.bypass())),
         ("sequential_cutoff", exact(tunables.sequential_cutoff())),
-        ("expire", format_duration(Duration::from_millis(tunables.expire_ms()))),
+        ("expire", ms(tunables.expire_ms())),
         ("readahead", exact(tunables.readahead())),
         ("cache_mode", tunables.cache_mode().name().to_string()),
+        ("journal_size", exact(writeback.journal_bytes)),
+        ("journal_delay", ms(tunables.journal_delay_ms())),
+        ("journal_delay_ms", tunables.journal_delay_ms().to_string()),
+        ("writeback_percent", tunables.writeback_percent().to_string()),
+        ("writeback_delay", ms(tunables.writeback_delay_ms())),
+        ("writeback_running", yes(tunables.writeback_running())),
+        ("writeback_order", writeback.order.name().to_string()),
+        ("flush_timeout", format_duration(writeback.flush_timeout)),
         ("direct_io", store.direct_io.name().to_string()),
         ("threads", mount.threads.to_string()),
         ("ro", yes(mount.read_only)),
@@ -130,6 +190,7 @@ pub fn values(config: &Config, tunables: &Tunables) -> Vec<(String, String)> {
         ("debug", yes(daemon.debug)),
         ("trace", path(&daemon.trace)),
         ("unit_flush", yes(store.unit_flush)),
+        ("no_uring", yes(writeback.no_uring)),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_string(), value))

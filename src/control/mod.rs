@@ -2,7 +2,8 @@
 //!
 //! [`server`] answers inside the daemon, [`client`] asks; [`proto`] is what they say, [`socket`]
 //! where they meet; [`live`] changes options, [`errors`] keeps the last errors; [`mod@format`] and
-//! [`explain`] turn answers into text. The server knows the filesystem only through [`Mounted`].
+//! [`explain`] turn answers into text, [`writeback`] what they say of the journal. The server knows
+//! the filesystem only through [`Mounted`].
 //! States: a server is listening from [`server::spawn`] until its handle is dropped; a trace
 //! started over a connection ends with that connection. Invariant: no request holds a lock of the
 //! filesystem while it waits for its peer.
@@ -17,12 +18,13 @@ pub mod prometheus;
 pub mod proto;
 pub mod server;
 pub mod socket;
+pub mod writeback;
 
 use std::path::Path;
 
 use crate::config::{CacheMode, Tunables};
 use crate::error::Result;
-use crate::stats::{BlockInfo, Snapshot};
+use crate::stats::{BlockInfo, FlushProgress, Snapshot};
 
 /// What the control socket may ask of a mounted filesystem.
 pub trait Mounted: Send + Sync {
@@ -43,4 +45,15 @@ pub trait Mounted: Send + Sync {
     fn stop_trace(&self);
     /// Open file handles.
     fn open_files(&self) -> usize;
+    /// Writes home and syncs what is dirty of one file, or of all; returns when nothing of it is
+    /// left but what is stuck. `tell` is called about four times a second, at least once a second
+    /// also while nothing moves; when it says false the waiting ends, the writing goes on at its
+    /// own rate. No lock may be held while it is called: it writes to a socket.
+    fn flush(
+        &self,
+        below: Option<&Path>,
+        tell: &mut dyn FnMut(&FlushProgress) -> bool,
+    ) -> Result<FlushProgress>;
+    /// Whether what is dirty when the mount ends stays in the journal instead of being flushed.
+    fn leave_rest(&self, leave: bool);
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use super::Mounted;
 use crate::config::{CacheMode, Tunables};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::fs::Fs;
-use crate::stats::{BlockInfo, Snapshot};
+use crate::stats::{BlockInfo, FlushProgress, Snapshot};
 
 impl Mounted for Fs {
     fn snapshot(&self, unit: Option<u32>) -> Snapshot {
@@ -40,4 +40,16 @@ impl Mounted for Fs {
     fn open_files(&self) -> usize {
         self.store().open_count()
     }
+
+    // lead: Fs::flush
+    fn flush(
+        &self,
+        _below: Option<&Path>,
+        _tell: &mut dyn FnMut(&FlushProgress) -> bool,
+    ) -> Result<FlushProgress> {
+        Err(Error::new(Kind::NotSupported, "flush", ""))
+    }
+
+    // lead: Fs::leave_rest
+    fn leave_rest(&self, _leave: bool) {}
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::control::proto::StatReply;
+use crate::control::writeback;
 use crate::stats::Counters;
 
 /// What each counter counts, by its name in `Counters`.
@@ -63,6 +64,16 @@ pub fn exposition(stat: &StatReply) -> String {
             );
         }
     }
+    for series in writeback::series(stat) {
+        head(&mut text, &series.name, series.help, series.kind);
+        for (labels, value) in series.samples {
+            let labels: String = labels
+                .iter()
+                .map(|(name, value)| format!(",{name}=\"{}\"", escape(value)))
+                .collect();
+            let _ = writeln!(text, "bcachefs_fuse_{}{{{mount}{labels}}} {value}", series.name);
+        }
+    }
     text
 }
 
@@ -91,7 +102,10 @@ mod tests {
     fn every_line_is_a_comment_or_a_sample() {
         let mut stat = sample();
         stat.snapshot.devices[0].path = "a\"b\\c\nd".into();
+        writeback::tests::make_dirty(&mut stat);
         let text = exposition(&stat);
+        assert!(text.contains("bcachefs_fuse_journal_dirty_bytes{mountpoint=\"/mnt\"} 3145728\n"));
+        assert!(text.contains("unit=\"2\",device=\"b.img\",state=\"degraded\"} 1\n"), "{text}");
         assert!(text.contains("bcachefs_fuse_hits_total{mountpoint=\"/mnt\"} 90\n"), "{text}");
         assert!(text.contains("device=\"a\\\"b\\\\c\\nd\"} 45\n"), "{text}");
         for line in text.lines().filter(|line| !line.starts_with("# ")) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{BlockInfo, Snapshot};
+use crate::stats::{BlockInfo, FlushProgress, Snapshot};
 
 /// The version of the protocol and of every --json output.
 pub const SCHEMA: u32 = 1;
@@ -56,6 +56,17 @@ pub enum Ask {
     },
     /// Ends the recording this connection began.
     Untrace,
+    /// Writes home what is dirty, answered by any number of `Progress` and one `Flushed`. Ends
+    /// when the client closes the connection.
+    Flush {
+        /// The file wanted; all if none.
+        below: Option<Name>,
+    },
+    /// Whether what is dirty when the mount ends stays in the journal instead of being flushed.
+    Leave {
+        /// It does.
+        leave: bool,
+    },
     /// The daemon should end.
     Shutdown,
 }
@@ -93,6 +104,10 @@ pub enum Reply {
         /// (name, value) in the order of the option table.
         values: Vec<(String, String)>,
     },
+    /// To `Flush`, again and again.
+    Progress(FlushProgress),
+    /// To `Flush`: nothing is left but what is stuck.
+    Flushed(FlushProgress),
     /// It was done.
     Done,
     /// It was not.

@@ -23,6 +23,7 @@ use crate::control::proto::{
 };
 use crate::control::{Mounted, errors, live, socket};
 use crate::error::{Error, OpContext, Result};
+use crate::stats::FlushProgress;
 
 /// What the server must know about its mount beside the filesystem.
 pub struct MountInfo {
@@ -188,6 +189,27 @@ impl Shared {
     }
 }
 
+/// Who hears how far a flush is; false: he does not listen any more.
+type Tell<'a> = &'a mut dyn FnMut(&FlushProgress) -> bool;
+
+/// Sends one line; false: the peer is gone, or does not read.
+fn say(mut stream: &UnixStream, reply: Reply) -> bool {
+    let Ok(mut text) = serde_json::to_vec(&Response { schema: SCHEMA, reply }) else {
+        return false;
+    };
+    text.push(b'\n');
+    stream.write_all(&text).is_ok()
+}
+
+fn path_of(below: Option<Name>) -> std::result::Result<Option<PathBuf>, Refusal> {
+    let Some(below) = below.map(|name| PathBuf::from(&name)) else { return Ok(None) };
+    if below.components().all(|part| matches!(part, Component::Normal(_))) {
+        return Ok(Some(below));
+    }
+    let place = below.display().to_string();
+    Err(Refusal::new("not a path below the mountpoint", place, "check the name"))
+}
+
 /// One client; ends its recording and gives back its place when dropped.
 struct Connection {
     shared: Arc<Shared>,
@@ -217,21 +239,20 @@ impl Connection {
                 Ok(_) if line.last() == Some(&b'\n') => {}
                 _ => return,
             }
-            let reply = self.answer(&line);
-            let mut text = match serde_json::to_vec(&Response { schema: SCHEMA, reply }) {
-                Ok(text) => text,
-                Err(_) => return,
-            };
-            text.push(b'\n');
-            let mut writer = stream;
-            if writer.write_all(&text).is_err() {
+            let tell =
+                &mut |progress: &FlushProgress| say(stream, Reply::Progress(progress.clone()));
+            let reply = self.answer(&line, tell);
+            if !say(stream, reply) {
                 return;
             }
         }
     }
 
-    fn answer(&mut self, line: &[u8]) -> Reply {
+    fn answer(&mut self, line: &[u8], tell: Tell<'_>) -> Reply {
         match serde_json::from_slice::<Request>(line) {
+            Ok(Request { schema: SCHEMA, ask: Ask::Flush { below } }) => {
+                self.flush(below, tell).unwrap_or_else(Reply::Error)
+            }
             Ok(request) if request.schema == SCHEMA => {
                 self.handle(request.ask).unwrap_or_else(Reply::Error)
             }
@@ -277,6 +298,11 @@ impl Connection {
                 self.end_trace();
                 Reply::Done
             }
+            Ask::Leave { leave } => {
+                mounted.leave_rest(leave);
+                Reply::Done
+            }
+            Ask::Flush { below } => self.flush(below, &mut |_| true)?,
             Ask::Shutdown => {
                 log::info!("asked to end by uid {}", self.uid);
                 (self.shared.info.shutdown)();
@@ -299,14 +325,22 @@ impl Connection {
     }
 
     fn unit(&self, below: Option<Name>) -> std::result::Result<Option<u32>, Refusal> {
-        let Some(below) = below.map(|name| PathBuf::from(&name)) else { return Ok(None) };
-        let normal = below.components().all(|part| matches!(part, Component::Normal(_)));
-        let place = || below.display().to_string();
-        if !normal {
-            return Err(Refusal::new("not a path below the mountpoint", place(), "check the name"));
-        }
+        let Some(below) = path_of(below)? else { return Ok(None) };
         self.shared.mounted.resolve(&below).map_err(|error| {
-            Refusal::new(error.to_string(), place(), "name a file or directory of the mount")
+            let place = below.display().to_string();
+            Refusal::new(error.to_string(), place, "name a file or directory of the mount")
+        })
+    }
+
+    fn flush(&self, below: Option<Name>, tell: Tell<'_>) -> std::result::Result<Reply, Refusal> {
+        self.permit(&Ask::Flush { below: None })?;
+        let below = path_of(below)?;
+        self.shared.mounted.flush(below.as_deref(), tell).map(Reply::Flushed).map_err(|error| {
+            let place = match below {
+                Some(below) => below.display().to_string(),
+                None => self.shared.facts().mountpoint.to_string(),
+            };
+            Refusal::new(error.to_string(), place, "bcachefs-fuse stat shows how it stands")
         })
     }
 

@@ -10,13 +10,16 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::config::{CacheMode, Config, DaemonConfig, MountConfig, StoreConfig, Tunables};
-use crate::control::client::{Client, open_for_tests};
+use crate::control::client::{Client, Flush, open_for_tests};
 use crate::error::Kind;
-use crate::stats::{BlockInfo, Counters, DeviceSnapshot, Snapshot};
+use crate::stats::{BlockInfo, Counters, DeviceSnapshot, FlushProgress, Snapshot};
 
 struct Fake {
     tunables: Tunables,
     trace: Mutex<Option<PathBuf>>,
+    /// Whether the rest is left, and how often a flush was waited for in vain.
+    leave: AtomicBool,
+    given_up: AtomicUsize,
 }
 
 impl Mounted for Fake {
@@ -75,10 +78,45 @@ impl Mounted for Fake {
     fn open_files(&self) -> usize {
         1
     }
+
+    fn flush(
+        &self,
+        below: Option<&Path>,
+        tell: &mut dyn FnMut(&FlushProgress) -> bool,
+    ) -> Result<FlushProgress> {
+        let total = match below.and_then(Path::to_str) {
+            None => 3,
+            Some("endless.img") => u64::MAX,
+            Some("2.img") => 1,
+            _ => return Err(Error::new(Kind::NotFound, "flush", "")),
+        };
+        for done in 0..total {
+            let progress = FlushProgress {
+                done_bytes: done,
+                left_bytes: total - done,
+                ..FlushProgress::default()
+            };
+            if !tell(&progress) {
+                self.given_up.fetch_add(1, SeqCst);
+                return Ok(progress);
+            }
+        }
+        let stuck = vec![("1.img".to_string(), "No space left on device".to_string())];
+        Ok(FlushProgress { done_bytes: total, depth: 64, stuck, ..FlushProgress::default() })
+    }
+
+    fn leave_rest(&self, leave: bool) {
+        self.leave.store(leave, SeqCst);
+    }
 }
 
 fn fake() -> Arc<Fake> {
-    Arc::new(Fake { tunables: Tunables::new(&StoreConfig::default()), trace: Mutex::new(None) })
+    Arc::new(Fake {
+        tunables: Tunables::new(&StoreConfig::default()),
+        trace: Mutex::new(None),
+        leave: AtomicBool::new(false),
+        given_up: AtomicUsize::new(0),
+    })
 }
 
 fn info(allow_other: bool) -> MountInfo {
@@ -113,7 +151,7 @@ fn connection(allow_other: bool, stranger: bool) -> (Arc<Fake>, Connection) {
 }
 
 fn ask(connection: &mut Connection, line: &str) -> String {
-    serde_json::to_string(&connection.answer(line.as_bytes())).unwrap()
+    serde_json::to_string(&connection.answer(line.as_bytes(), &mut |_| true)).unwrap()
 }
 
 #[test]
@@ -146,6 +184,8 @@ fn strangers_see_what_they_may_enter_and_change_nothing() {
         r#"{"schema":1,"op":"settings"}"#,
         r#"{"schema":1,"op":"set","assignments":[["expire","1s"]]}"#,
         r#"{"schema":1,"op":"trace","file":"/tmp/t"}"#,
+        r#"{"schema":1,"op":"flush","below":null}"#,
+        r#"{"schema":1,"op":"leave","leave":true}"#,
         r#"{"schema":1,"op":"shutdown"}"#,
     ];
     for (allow_other, stranger) in [(false, false), (true, false), (true, true), (false, true)] {
@@ -174,14 +214,30 @@ fn set_changes_all_or_nothing() {
     assert_eq!(fake.tunables.expire_ms(), 0);
     let reply = set(r#"[["threads","4"]]"#);
     assert!(reply.contains("not changeable on a live mount"), "{reply}");
-    assert!(set(r#"[["cache_mode","writeback"]]"#).contains("later version"));
+    let reply = set(r#"[["expire","3s"],["cache_mode","writeback"]]"#);
+    assert!(reply.contains("mounted without a journal") && reply.contains("/mnt"), "{reply}");
+    assert_eq!(fake.tunables.expire_ms(), 0);
+    for (bad, wanted) in [
+        (r#"["writeback_percent","101"]"#, "from 0 to 100"),
+        (r#"["journal_delay","0"]"#, "from 1ms to 60s"),
+        (r#"["journal_delay_ms","1s"]"#, "from 1 to 60000"),
+        (r#"["writeback_running","maybe"]"#, "give yes or no"),
+        (r#"["writeback_delay","soon"]"#, "30s or 500ms"),
+    ] {
+        let reply = set(&format!("[[\"expire\",\"3s\"],{bad}]"));
+        assert!(reply.contains("bad value") && reply.contains(wanted), "{reply}");
+        assert_eq!(fake.tunables.expire_ms(), 0);
+    }
     let all = r#"[["expire","2s"],["cache-mode","none"],["bypass","1M"],["readahead","0"],
-                  ["sequential_cutoff","8M"]]"#;
+                  ["sequential_cutoff","8M"],["writeback-percent","20"],["writeback_delay","5s"],
+                  ["writeback_running","0"],["journal_delay_ms","250"]]"#;
     assert_eq!(set(&all.replace('\n', " ")), "{\"reply\":\"done\"}");
     let tunables = &fake.tunables;
     assert_eq!((tunables.bypass(), tunables.readahead()), (1 << 20, 0));
     assert_eq!((tunables.sequential_cutoff(), tunables.expire_ms()), (8 << 20, 2000));
     assert_eq!(tunables.cache_mode(), CacheMode::None);
+    assert_eq!((tunables.writeback_percent(), tunables.writeback_delay_ms()), (20, 5000));
+    assert_eq!((tunables.writeback_running(), tunables.journal_delay_ms()), (false, 250));
     let settings = ask(&mut peer, r#"{"schema":1,"op":"settings"}"#);
     assert!(settings.contains(r#"["bypass","1M"]"#) && settings.contains(r#"["cache","256M"]"#));
 }
@@ -236,6 +292,37 @@ fn over_a_real_socket() {
     drop(server);
     assert!(!path.exists());
     assert!(open_for_tests(&path).is_err());
+}
+
+#[test]
+fn a_flush_tells_how_far_it_is_and_ends_with_its_client() {
+    let scratch = tempfile::tempdir().unwrap();
+    let fake = fake();
+    let server = spawn_in(scratch.path(), fake.clone(), info(false)).unwrap();
+    let client = || open_for_tests(server.path()).unwrap();
+    let file = |name: &str| Some(Name::Text(name.into()));
+    let mut seen = Vec::new();
+    let end = client().flush(None, &mut |progress| {
+        seen.push(progress.done_bytes);
+        true
+    });
+    let Ok(Flush::Done(end)) = end else { panic!("{end:?}") };
+    assert_eq!((seen, end.done_bytes, end.depth), (vec![0, 1, 2], 3, 64));
+    assert_eq!(end.stuck[0].1, "No space left on device");
+    let one = client().flush(file("2.img"), &mut |_| true);
+    assert!(matches!(one, Ok(Flush::Done(one)) if one.done_bytes == 1));
+    for (name, what) in [("x", "flush: NotFound"), ("../x", "not a path below the mountpoint")] {
+        let refusal = client().flush(file(name), &mut |_| true).unwrap_err();
+        assert_eq!((refusal.what.as_str(), refusal.place.as_str()), (what, name));
+    }
+    // Nobody listens any more: the waiting inside the daemon ends.
+    let stopped = client().flush(file("endless.img"), &mut |progress| progress.done_bytes < 5);
+    assert!(matches!(stopped, Ok(Flush::Stopped(at)) if at.done_bytes == 5));
+    while fake.given_up.load(SeqCst) == 0 {
+        thread::yield_now();
+    }
+    assert!(matches!(client().ask(Ask::Leave { leave: true }), Ok(Reply::Done)));
+    assert!(fake.leave.load(SeqCst));
 }
 
 #[test]

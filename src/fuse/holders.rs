@@ -13,6 +13,8 @@ pub struct Holder {
     pub command: String,
     /// "open file", "working directory", "mapped file".
     pub what: &'static str,
+    /// Which, as that process sees it; empty where this user may not know.
+    pub path: PathBuf,
 }
 
 /// How long `find` may look. A process that is stuck in execve(2) on a mount that does not answer
@@ -41,14 +43,15 @@ fn look_for(id: Option<u64>, device: Option<(u32, u32)>, mountpoint: &Path) -> V
         .filter(|&pid| pid != own)
         .filter_map(|pid| {
             let directory = PathBuf::from(format!("/proc/{pid}"));
-            let what = use_of(&directory, id, device, mountpoint)?;
+            let (what, path) = use_of(&directory, id, device, mountpoint)?;
             let command = std::fs::read_to_string(directory.join("comm")).unwrap_or_default();
-            Some(Holder { pid, command: command.trim().to_owned(), what })
+            Some(Holder { pid, command: command.trim().to_owned(), what, path })
         })
         .collect()
 }
 
-/// "vim (pid 12, open file), bash (pid 9, working directory)", or that nobody can be seen.
+/// "vim (pid 12, open file /mnt/a.img), bash (pid 9, working directory /mnt)", or that nobody can
+/// be seen.
 pub fn describe(found: Option<&[Holder]>) -> String {
     const SHOWN: usize = 5;
     let Some(holders) = found else {
@@ -60,7 +63,13 @@ pub fn describe(found: Option<&[Holder]>) -> String {
     let mut words: Vec<String> = holders
         .iter()
         .take(SHOWN)
-        .map(|holder| format!("{} (pid {}, {})", holder.command, holder.pid, holder.what))
+        .map(|holder| {
+            let path = match holder.path.as_os_str() {
+                path if path.is_empty() => String::new(),
+                path => format!(" {}", path.display()),
+            };
+            format!("{} (pid {}, {}{path})", holder.command, holder.pid, holder.what)
+        })
         .collect();
     if holders.len() > SHOWN {
         words.push(format!("{} more", holders.len() - SHOWN));
@@ -73,40 +82,39 @@ fn use_of(
     id: Option<u64>,
     device: Option<(u32, u32)>,
     mountpoint: &Path,
-) -> Option<&'static str> {
+) -> Option<(&'static str, PathBuf)> {
     let below = |link: &str| {
-        std::fs::read_link(process.join(link)).is_ok_and(|target| target.starts_with(mountpoint))
+        let target = std::fs::read_link(process.join(link)).ok()?;
+        target.starts_with(mountpoint).then_some(target)
     };
-    if has_open_file(process, id) {
-        Some("open file")
-    } else if below("cwd") {
-        Some("working directory")
-    } else if below("root") {
-        Some("root directory")
-    } else if has_mapped_file(process, device) {
-        Some("mapped file")
-    } else {
-        None
-    }
+    let open = open_file(process, id).map(|path| ("open file", path));
+    open.or_else(|| below("cwd").map(|path| ("working directory", path)))
+        .or_else(|| below("root").map(|path| ("root directory", path)))
+        .or_else(|| mapped_file(process, device).map(|path| ("mapped file", path)))
 }
 
-fn has_open_file(process: &Path, id: Option<u64>) -> bool {
-    let (Some(id), Ok(files)) = (id, std::fs::read_dir(process.join("fdinfo"))) else {
-        return false;
-    };
-    files.flatten().any(|file| {
+fn open_file(process: &Path, id: Option<u64>) -> Option<PathBuf> {
+    let (id, files) = (id?, std::fs::read_dir(process.join("fdinfo")).ok()?);
+    let file = files.flatten().find(|file| {
         let text = std::fs::read_to_string(file.path()).unwrap_or_default();
         let field = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
         field.and_then(|value| value.trim().parse().ok()) == Some(id)
-    })
+    })?;
+    // The link is read, never followed: the mount may not answer.
+    let link = process.join("fd").join(file.file_name());
+    Some(std::fs::read_link(link).unwrap_or_default())
 }
 
-fn has_mapped_file(process: &Path, device: Option<(u32, u32)>) -> bool {
-    let Some((major, minor)) = device else { return false };
+fn mapped_file(process: &Path, device: Option<(u32, u32)>) -> Option<PathBuf> {
+    let (major, minor) = device?;
     let wanted = format!("{major:02x}:{minor:02x}");
     let maps = std::fs::read(process.join("maps")).unwrap_or_default();
     let maps = String::from_utf8_lossy(&maps);
-    maps.lines().any(|line| line.split_ascii_whitespace().nth(3) == Some(wanted.as_str()))
+    maps.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(3);
+        let found = words.next() == Some(wanted.as_str());
+        found.then(|| words.skip(1).collect::<Vec<_>>().join(" ").into())
+    })
 }
 
 #[cfg(test)]
@@ -115,8 +123,11 @@ mod tests {
 
     #[test]
     fn holders_are_described_in_one_line() {
-        let one = Holder { pid: 7, command: "vim".into(), what: "open file" };
-        assert_eq!(describe(Some(std::slice::from_ref(&one))), "vim (pid 7, open file)");
+        let path = PathBuf::from("/mnt/a.img");
+        let one = Holder { pid: 7, command: "vim".into(), what: "open file", path };
+        assert_eq!(describe(Some(std::slice::from_ref(&one))), "vim (pid 7, open file /mnt/a.img)");
+        let unknown = Holder { path: PathBuf::new(), ..one.clone() };
+        assert_eq!(describe(Some(&[unknown])), "vim (pid 7, open file)");
         assert!(describe(Some(&vec![one; 8])).ends_with(", 3 more"));
     }
 
@@ -134,6 +145,7 @@ mod tests {
         let found = find(Some(mount.id), None, &path).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(found.iter().any(|holder| holder.pid == child.id()), "{found:?}");
+        let holder = found.iter().find(|holder| holder.pid == child.id());
+        assert_eq!(holder.map(|holder| &holder.path), Some(&path), "{found:?}");
     }
 }

@@ -9,6 +9,7 @@
 
 pub mod device;
 mod dirty;
+pub mod mark;
 mod ranges;
 mod registry;
 pub mod trace;

@@ -90,7 +90,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
         .map_err(|failure| dying(failure, &config.mount.source))?;
     let mountpoint = target::check(&config.mount.mountpoint, &source)
         .map_err(|failure| dying(failure, &config.mount.mountpoint))?;
-    target::check_own_files(&config.daemon, &mountpoint)?;
+    target::check_own_files(&config.daemon, &mountpoint, &source.path)?;
     let read_only = config.mount.read_only;
     let turn = Turn::take(config.mount.allow_other)?;
     let locked = source.try_lock(read_only)?;

@@ -81,18 +81,23 @@ impl Source {
         }
     }
 
-    /// The process that holds the lock, from /proc/locks, which shows those of every user.
+    /// The process that holds the lock.
     pub fn lock_holder(&self) -> Option<u32> {
-        let (major, minor) = (rustix::fs::major(self.device), rustix::fs::minor(self.device));
-        let wanted = format!("{major:02x}:{minor:02x}:{}", self.inode);
-        let text = std::fs::read_to_string("/proc/locks").ok()?;
-        text.lines().find_map(|line| {
-            let mut words = line.split_ascii_whitespace().filter(|&word| word != "->").skip(1);
-            let kind = words.next()?;
-            let pid = words.nth(2)?.parse().ok()?;
-            (kind == "FLOCK" && words.next()? == wanted).then_some(pid)
-        })
+        flock_holder(self.device, self.inode)
     }
+}
+
+/// The process that holds a flock on this inode, from /proc/locks, which shows those of every user.
+pub fn flock_holder(device: u64, inode: u64) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let wanted = format!("{major:02x}:{minor:02x}:{inode}");
+    let text = std::fs::read_to_string("/proc/locks").ok()?;
+    text.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().filter(|&word| word != "->").skip(1);
+        let kind = words.next()?;
+        let pid = words.nth(2)?.parse().ok()?;
+        (kind == "FLOCK" && words.next()? == wanted).then_some(pid)
+    })
 }
 
 fn refuse(path: &Path, error: &std::io::Error) -> Failure {

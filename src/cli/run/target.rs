@@ -9,6 +9,7 @@ use super::stale;
 use crate::cli::failure::{Failure, Outcome};
 use crate::config::DaemonConfig;
 use crate::fuse::mount::words_of;
+use crate::tree::host::STATE_NAME;
 
 /// The canonical mountpoint, or in one line why it cannot be one. SOURCE itself is allowed.
 pub fn check(typed: &Path, source: &Source) -> Outcome<PathBuf> {
@@ -33,14 +34,17 @@ pub fn check(typed: &Path, source: &Source) -> Outcome<PathBuf> {
     Ok(path)
 }
 
-/// Files of the daemon's own must not lie below its mount: it would wait for itself.
-pub fn check_own_files(daemon: &DaemonConfig, mountpoint: &Path) -> Outcome<()> {
+/// Files of the daemon's own must not lie below its mount: it would wait for itself. The default
+/// place of the state may be typed out: it is reached through SOURCE's descriptor all the same.
+pub fn check_own_files(daemon: &DaemonConfig, mountpoint: &Path, source: &Path) -> Outcome<()> {
     let files = [("log", &daemon.log), ("trace", &daemon.trace), ("state", &daemon.state)];
     for (option, file) in files {
         let Some(file) = file else { continue };
         let parent = file.parent().unwrap_or(Path::new("/"));
         let directory = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
-        if directory.join(file.file_name().unwrap_or_default()).starts_with(mountpoint) {
+        let path = directory.join(file.file_name().unwrap_or_default());
+        let own = option == "state" && path == source.join(STATE_NAME);
+        if path.starts_with(mountpoint) && !own {
             let what = format!("{option} lies below MOUNTPOINT");
             return Err(Failure::new(what, file.display(), "give a path outside of the mount"));
         }

@@ -1,0 +1,166 @@
+//! `flush` (layer 9), and what `umount` shares with it: waiting until all is written home, with
+//! progress on a terminal. Ctrl-C ends the waiting; the daemon writes on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::args::FlushArgs;
+use crate::cli::failure::{Failure, Outcome};
+use crate::cli::output::print;
+use crate::cli::place::Place;
+use crate::clock;
+use crate::control::client::Flush;
+use crate::control::proto::{Ask, Name, Reply, StatReply};
+use crate::fuse::signals;
+use crate::stats::FlushProgress;
+use crate::units::format_size;
+
+/// Exit code after a second Ctrl-C, as a shell has it.
+const INTERRUPTED: i32 = 130;
+
+/// Runs it.
+pub fn run(args: &FlushArgs) -> Outcome<()> {
+    let stop = Stop::by_signal()?;
+    for path in &args.paths {
+        let place = Place::find(path)?;
+        // Whether the daemon lives, before the path is looked at.
+        if stat(&place)?.snapshot.writeback.is_none() {
+            print(&format!("{}: nothing to flush, it has no journal\n", path.display()))?;
+            continue;
+        }
+        match wait(&place, place.below()?, &stop)? {
+            Flush::Done(end) => {
+                print(&format!("{}: {}\n", path.display(), said(&end)))?;
+                refuse_stuck(&place, &end)?;
+            }
+            Flush::Stopped(end) => {
+                let what = format!("stopped, {} still to go", format_size(end.left_bytes));
+                let hint = "the daemon writes on at its own rate";
+                return Err(Failure::new(what, path.display(), hint));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// "1.5G home in 12.3 s (125.0 MiB/s), depth 64"
+pub fn said(end: &FlushProgress) -> String {
+    let seconds = end.elapsed_ms as f64 / 1000.0;
+    let rate = end.done_bytes as f64 / f64::from(1 << 20) / seconds.max(0.001);
+    let done = format_size(end.done_bytes);
+    format!("{done} home in {seconds:.1} s ({rate:.1} MiB/s), depth {}", end.depth)
+}
+
+fn refuse_stuck(place: &Place, end: &FlushProgress) -> Outcome<()> {
+    if end.stuck.is_empty() {
+        return Ok(());
+    }
+    let what = format!("not written home: {}", stuck(end));
+    let hint = "its data stays in the journal and is tried again; bcachefs-fuse stat shows it";
+    Err(Failure::new(what, place.mountpoint().display(), hint))
+}
+
+/// "a.img (No space left on device), ..."
+pub fn stuck(end: &FlushProgress) -> String {
+    let words: Vec<String> =
+        end.stuck.iter().map(|(path, why)| format!("{path} ({why})")).collect();
+    words.join(", ")
+}
+
+/// The counters of the whole mount.
+pub fn stat(place: &Place) -> Outcome<StatReply> {
+    let mut client = place.connect()?;
+    match client.ask(Ask::Stat { below: None }) {
+        Ok(Reply::Stat(stat)) => Ok(*stat),
+        Ok(_) => Err(place.failure(client.strange("its answer is not understood"))),
+        Err(refusal) => Err(place.failure(refusal)),
+    }
+}
+
+/// When to stop waiting: a signal, or a time.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    asked: Arc<AtomicBool>,
+    until: Option<Duration>,
+}
+
+impl Stop {
+    /// By Ctrl-C and its like. To be called once, before the first thread.
+    pub fn by_signal() -> Outcome<Stop> {
+        let unexpected = |error| Failure::of(&error, "signals".as_ref());
+        signals::block().map_err(unexpected)?;
+        let stop = Stop::default();
+        let asked = stop.asked.clone();
+        signals::spawn(move |_| {
+            // The second one is meant for whatever this process waits for now.
+            if asked.swap(true, SeqCst) {
+                std::process::exit(INTERRUPTED);
+            }
+            true
+        })
+        .map_err(unexpected)?;
+        Ok(stop)
+    }
+
+    /// After this long.
+    pub fn after(time: Duration) -> Stop {
+        Stop { until: clock::now().checked_add(time), ..Stop::default() }
+    }
+
+    /// Whether it is time.
+    pub fn now(&self) -> bool {
+        self.asked.load(SeqCst) || self.until.is_some_and(|until| clock::now() >= until)
+    }
+}
+
+/// Has everything (or one file) written home and waits for it.
+pub fn wait(place: &Place, below: Option<Name>, stop: &Stop) -> Outcome<Flush> {
+    let bar = progress();
+    let end = place.connect()?.flush(below, &mut |progress| {
+        bar.set_length(progress.done_bytes + progress.left_bytes);
+        bar.set_position(progress.done_bytes);
+        bar.set_message(format!("depth {}", progress.in_flight));
+        !stop.now()
+    });
+    bar.finish_and_clear();
+    end.map_err(|refusal| place.failure(refusal))
+}
+
+/// Hidden where standard error is no terminal.
+fn progress() -> ProgressBar {
+    let template = "{bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, \
+                    {msg}, {eta} left (Ctrl-C stops waiting)";
+    let bar = ProgressBar::new(0);
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_has_bytes_seconds_and_depth() {
+        let end = FlushProgress {
+            done_bytes: 3 << 29,
+            depth: 64,
+            elapsed_ms: 12_288,
+            stuck: vec![("a.img".into(), "EIO".into()), ("b.img".into(), "ENOSPC".into())],
+            ..FlushProgress::default()
+        };
+        assert_eq!(said(&end), "1.5G home in 12.3 s (125.0 MiB/s), depth 64");
+        assert_eq!(said(&FlushProgress::default()), "0 home in 0.0 s (0.0 MiB/s), depth 0");
+        assert_eq!(stuck(&end), "a.img (EIO), b.img (ENOSPC)");
+    }
+
+    #[test]
+    fn waiting_ends_by_time() {
+        assert!(Stop::after(Duration::ZERO).now());
+        assert!(!Stop::after(Duration::from_secs(3600)).now() && !Stop::default().now());
+    }
+}
