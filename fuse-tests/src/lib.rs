@@ -12,12 +12,14 @@
 pub mod backing;
 pub mod bench;
 pub mod cleanup;
+pub mod loopfs;
 pub mod mapping;
 pub mod mount;
 pub mod paths;
 pub mod report;
 pub mod runner;
 pub mod second;
+pub mod seekdisk;
 pub mod slow;
 pub mod tidy;
 pub mod tools;
