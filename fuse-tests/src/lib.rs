@@ -21,10 +21,12 @@ pub mod runner;
 pub mod second;
 pub mod seekdisk;
 pub mod slow;
+pub mod storm;
 pub mod tidy;
 pub mod tools;
 pub mod users;
 pub mod watch;
+pub mod writeback;
 
 pub use backing::Backing;
 pub use mount::Mount;

@@ -242,14 +242,26 @@ impl Mount {
     }
 
     fn spawn(&mut self) {
+        if let Err(said) = self.try_spawn() {
+            panic!("{} was not mounted {said}", self.path.display());
+        }
+    }
+
+    /// Starts the daemon and waits until it is mounted; else how it ended and what it said.
+    fn try_spawn(&mut self) -> Result<(), String> {
         let before = cleanup::mount_at(&self.path).map(|line| line.minor);
+        // The kernel may give the number of a dead mount to the one that replaces it.
+        // (Its attributes may still be cached: only a request tells.)
+        let answers = || fs::read_dir(&self.path).is_ok();
+        let dead = before.is_some() && !answers();
         let mut child = self.command().spawn().expect("the binary under test starts");
         let mut ended: Option<ExitStatus> = None;
         let line = wait_for(PATIENCE, || {
             ended = child.try_wait().expect("wait");
             let line = cleanup::mount_at(&self.path);
+            let new = |minor| Some(minor) != before || dead && answers();
             match line {
-                Some(line) if Some(line.minor) != before => Some(Some(line)),
+                Some(line) if ended.is_none() && new(line.minor) => Some(Some(line)),
                 _ if ended.is_some() => Some(None),
                 _ => None,
             }
@@ -258,12 +270,13 @@ impl Mount {
             let _ = child.kill();
             let _ = child.wait();
             let how = ended.map_or("within 20 s".to_owned(), |status| format!("({status})"));
-            panic!("{} was not mounted {how}:\n{}", self.path.display(), self.log());
+            return Err(format!("{how}:\n{}", self.log()));
         };
         self.line = Some(line);
         self.child = Some(child);
         // The handshake is over once the root answers.
-        fs::metadata(&self.path).unwrap_or_else(|e| panic!("stat of the new mount: {e}"));
+        fs::metadata(&self.path).map_err(|e| format!("stat of the new mount: {e}"))?;
+        Ok(())
     }
 
     /// Unmounts in the ordinary way and returns the daemon's exit; the test may mount again.
@@ -302,6 +315,17 @@ impl Mount {
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "still mounted");
         self.spawn();
+    }
+
+    /// Mounts again after `unmount` or `kill`; what the daemon said if it did not come up.
+    pub fn try_again(&mut self) -> Result<(), String> {
+        assert!(self.child.is_none(), "still mounted");
+        self.try_spawn()
+    }
+
+    /// Changes how the next start mounts: `change` gets the options typed so far.
+    pub fn change_options(&mut self, change: impl FnOnce(&mut Vec<String>)) {
+        change(&mut self.builder.options);
     }
 
     /// kill -9 of the daemon; the dead mount stays.
