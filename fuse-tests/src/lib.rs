@@ -27,6 +27,7 @@ pub mod tools;
 pub mod users;
 pub mod watch;
 pub mod writeback;
+pub mod writers;
 
 pub use backing::Backing;
 pub use mount::Mount;

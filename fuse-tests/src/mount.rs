@@ -328,6 +328,12 @@ impl Mount {
         change(&mut self.builder.options);
     }
 
+    /// Hands out the daemon of a mount that the test took away by other means: it may go on, and
+    /// the test may mount again.
+    pub fn part(&mut self) -> Child {
+        self.child.take().expect("a running daemon")
+    }
+
     /// kill -9 of the daemon; the dead mount stays.
     pub fn kill(&mut self) {
         let mut child = self.child.take().expect("a running daemon");
