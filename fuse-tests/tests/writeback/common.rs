@@ -24,6 +24,7 @@ pub fn scatter(file: &File, bytes: &mut [u8], seed: u64, writes: u64) {
     let mut random = Random::new(seed);
     for number in 0..writes {
         let len = [3, 512, 4096, 4096, 70_001][random.below(5) as usize];
+        let len = len.min(bytes.len() as u64 / 2);
         let at = random.below(bytes.len() as u64 - len);
         let at = if random.below(2) == 0 { at & !4095 } else { at };
         let data = pattern(seed ^ number << 16, len as usize);

@@ -80,7 +80,7 @@ fn a_filesystem_in_an_image_survives_kill_9_after_sync() {
 /// sqlite3 that inserts 1, 2, 3, ... and says each number after its commit.
 fn inserter(database: &Path, log: &Path, from: u64) -> Child {
     let mut command = Command::new("stdbuf");
-    command.args(["-oL", "sqlite3", "-batch", text(database)]);
+    command.args(["-oL", "sqlite3", "-batch", "-bail", text(database)]);
     command
         .stdin(Stdio::piped())
         .stdout(File::options().append(true).create(true).open(log).unwrap());
