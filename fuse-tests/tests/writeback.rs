@@ -16,6 +16,8 @@ mod data;
 mod ends;
 #[path = "writeback/identity.rs"]
 mod identity;
+#[path = "writeback/slowly.rs"]
+mod slowly;
 #[path = "writeback/software.rs"]
 mod software;
 #[path = "writeback/space.rs"]

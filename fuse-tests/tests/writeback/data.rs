@@ -8,7 +8,8 @@ use std::time::Duration;
 use fuse_tests::mapping::Mapping;
 use fuse_tests::tools::pattern;
 use fuse_tests::writeback::{
-    builder, crash, device, flush, hold, is_dirty, journaled, mode, release, set, wait_clean,
+    builder, crash, device, flush, hold, is_dirty, journaled, mode, release, set, try_product,
+    wait_clean,
 };
 use fuse_tests::writers::{self, Writers};
 use fuse_tests::{Mount, drop_caches};
@@ -264,4 +265,30 @@ fn an_idle_mount_becomes_clean_by_itself() {
     let source: &Path = &mount.source_at("a");
     File::open(source).unwrap().read_exact_at(&mut there, 1_000_001).unwrap();
     assert_eq!(&there, b"one more");
+}
+
+#[test]
+fn one_file_is_flushed_and_the_other_stays_dirty() {
+    let Some((mut mount, one)) = dirty("data-flush-one") else { return };
+    if !journaled() {
+        return;
+    }
+    let two = scattered(&mount, "b", LEN, 91);
+    for (name, wanted) in [("a", "dirty"), ("b", "dirty")] {
+        let state = device(&mount, name).expect("a device that saw requests");
+        assert_eq!(state["state"], wanted, "{name}: {state}");
+        assert_eq!(state["consistent"], false, "{name}: {state}");
+    }
+    let args = ["flush".as_ref(), mount.path().as_os_str(), "a".as_ref()];
+    let mut output = try_product(&args);
+    if !output.status.success() {
+        // FILE may be meant as a path of its own.
+        let file = mount.at("a");
+        output = try_product(&["flush".as_ref(), mount.path().as_os_str(), file.as_os_str()]);
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    holds(&mount.source_at("a"), &one);
+    assert_eq!(device(&mount, "a").unwrap()["state"], "clean");
+    assert_eq!(device(&mount, "b").unwrap()["state"], "dirty");
+    check_all(&mut mount, &[("a", &one), ("b", &two)]);
 }

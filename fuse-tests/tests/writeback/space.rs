@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use fuse_tests::loopfs::LoopFs;
 use fuse_tests::paths::Scratch;
-use fuse_tests::seekdisk::SeekDisk;
 use fuse_tests::storm::Random;
-use fuse_tests::tools::{pattern, rss_bytes, sh, wait_for};
+use fuse_tests::tools::{pattern, sh, wait_for};
 use fuse_tests::writeback::{
-    builder, device, flush, hold, journaled, number, on_ext4, stat, wait_clean, writeback_is_there,
+    builder, device, flush, hold, journaled, number, on_ext4, wait_clean, writeback_is_there,
 };
 use fuse_tests::{Mount, report};
 
@@ -29,56 +28,6 @@ fn small_fs(scratch: &Scratch, mib: u64, at: &Path) -> LoopFs {
 
 fn able() -> bool {
     writeback_is_there() && report::have_fuse() && report::have_root("loop devices")
-}
-
-#[test]
-fn a_full_journal_slows_writers_and_nothing_fails() {
-    if !able() || !journaled() {
-        return;
-    }
-    let scratch = Scratch::new("space-journal");
-    let program = Path::new(env!("CARGO_BIN_EXE_seekdisk"));
-    let disk = SeekDisk::start(program, scratch.path(), 512 * MIB).unwrap();
-    let fs = LoopFs::make(&disk.disk(), &scratch.path().join("slow")).unwrap();
-    let source = fs.path().join("images");
-    let state = scratch.path().join("state");
-    fs::create_dir(&source).unwrap();
-    fs::create_dir(&state).unwrap();
-    let Some(builder) = builder("space-journal-mnt") else { return };
-    let builder = builder.source(&source).option(&format!("state={}", state.display()));
-    let builder = builder.option("journal_size=8M").option("cache=16M");
-    let Some(mount) = builder.limit(Duration::from_secs(180)).start() else { return };
-    hold(&mount);
-    const BLOCKS: u64 = 1500;
-    std::thread::scope(|scope| {
-        for job in 0..4u64 {
-            let path = mount.at(format!("disk-{job}"));
-            scope.spawn(move || {
-                let file = open(&path);
-                file.set_len(BLOCKS * 4096 * 8).unwrap();
-                for n in 0..BLOCKS {
-                    let at = (n * 7919) % BLOCKS * 8 * 4096;
-                    file.write_all_at(&pattern(job << 32 | n, 4096), at).unwrap();
-                }
-            });
-        }
-    });
-    let stat = stat(&mount);
-    assert!(stat["waited"].as_u64() > Some(0), "no writer ever waited: {stat}");
-    assert_eq!((stat["errors"].as_u64(), &stat["failed"]), (Some(0), &serde_json::Value::Null));
-    let most = (16 + 16 + 64 + 64) * MIB;
-    assert!(rss_bytes(mount.pid()) < most, "{} bytes resident", rss_bytes(mount.pid()));
-    flush(&mount);
-    for job in 0..4u64 {
-        let there = fs::read(source.join(format!("disk-{job}"))).unwrap();
-        for n in 0..BLOCKS {
-            let at = ((n * 7919) % BLOCKS * 8 * 4096) as usize;
-            assert!(there[at..at + 4096] == pattern(job << 32 | n, 4096), "disk-{job} at {at}");
-        }
-    }
-    drop(mount);
-    drop(fs);
-    drop(disk);
 }
 
 #[test]
@@ -177,7 +126,7 @@ fn sickness(mount: &Mount) -> String {
 
 #[test]
 fn an_image_on_a_full_filesystem_holds_nobody_up_and_heals_by_itself() {
-    let Some(Ward { mount, sick, scratch }) = ward("space-sick") else { return };
+    let Some(Ward { scratch, sick, mount }) = ward("space-sick") else { return };
     let image = mount.at("sick/disk.img");
     open(&image).set_len(32 * MIB).unwrap();
     hold(&mount);
@@ -207,7 +156,7 @@ fn an_image_on_a_full_filesystem_holds_nobody_up_and_heals_by_itself() {
 
 #[test]
 fn an_image_on_a_filesystem_that_became_read_only_holds_nobody_up() {
-    let Some(Ward { mut mount, sick, scratch }) = ward("space-ro") else { return };
+    let Some(Ward { scratch, sick, mut mount }) = ward("space-ro") else { return };
     let image = mount.at("sick/disk.img");
     open(&image).set_len(32 * MIB).unwrap();
     open(&image).sync_all().unwrap();
