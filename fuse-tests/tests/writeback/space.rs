@@ -1,6 +1,6 @@
 //! Full journals, full sources, sources that break: who waits, who gets an error, who goes on.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 /// An ext4 on a file of its own below the scratch directory.
 fn small_fs(scratch: &Scratch, mib: u64, at: &Path) -> LoopFs {
     let image = scratch.path().join("small.img");
-    fs::File::create(&image).unwrap().set_len(mib * MIB).unwrap();
+    File::create(&image).unwrap().set_len(mib * MIB).unwrap();
     LoopFs::make(&image, at).unwrap()
 }
 
@@ -90,8 +90,7 @@ fn ward(name: &str) -> Option<Ward> {
 
 /// Ten times the journal's size into a healthy image, with a dirty block of the sick one among
 /// each MiB; the longest wait of a healthy write.
-fn others_go_on(mount: &Mount) -> Duration {
-    let sick = open(&mount.at("sick/disk.img"));
+fn others_go_on(mount: &Mount, sick: &File) -> Duration {
     let well = open(&mount.at("well.img"));
     well.set_len(64 * MIB).unwrap();
     let longest = AtomicU64::new(0);
@@ -128,26 +127,25 @@ fn sickness(mount: &Mount) -> String {
 fn an_image_on_a_full_filesystem_holds_nobody_up_and_heals_by_itself() {
     let Some(Ward { scratch, sick, mount }) = ward("space-sick") else { return };
     let image = mount.at("sick/disk.img");
-    open(&image).set_len(32 * MIB).unwrap();
+    let file = open(&image);
+    file.set_len(32 * MIB).unwrap();
     hold(&mount);
-    open(&image).write_all_at(b"acknowledged", 16 * MIB).unwrap();
+    file.write_all_at(b"acknowledged", 16 * MIB).unwrap();
     // Behind the mount's back: what was promised is taken away.
     let filler = sick.path().join("filler");
     let _ = fs::write(&filler, vec![1; 64 << 20]);
     fuse_tests::writeback::release(&mount);
-    let longest = others_go_on(&mount);
+    let longest = others_go_on(&mount, &file);
     assert!(longest < Duration::from_secs(1), "a healthy write waited {longest:?}");
     let degraded = || (sickness(&mount) == "degraded").then_some(());
     assert!(wait_for(Duration::from_secs(10), degraded).is_some(), "{}", sickness(&mount));
     let mut there = [0; 12];
-    open(&image).read_exact_at(&mut there, 16 * MIB).unwrap();
+    File::open(&image).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();
     assert_eq!(&there, b"acknowledged");
+    drop(file);
     fs::remove_file(&filler).unwrap();
     wait_clean(&mount, Duration::from_secs(90));
-    fs::File::open(sick.path().join("disk.img"))
-        .unwrap()
-        .read_exact_at(&mut there, 16 * MIB)
-        .unwrap();
+    File::open(sick.path().join("disk.img")).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();
     assert_eq!(&there, b"acknowledged");
     drop(mount);
     drop(sick);
@@ -158,28 +156,31 @@ fn an_image_on_a_full_filesystem_holds_nobody_up_and_heals_by_itself() {
 fn an_image_on_a_filesystem_that_became_read_only_holds_nobody_up() {
     let Some(Ward { scratch, sick, mut mount }) = ward("space-ro") else { return };
     let image = mount.at("sick/disk.img");
-    open(&image).set_len(32 * MIB).unwrap();
-    open(&image).sync_all().unwrap();
+    // Kept open: nobody can open a file there for writing afterwards.
+    let file = open(&image);
+    file.set_len(32 * MIB).unwrap();
+    file.sync_all().unwrap();
     hold(&mount);
-    open(&image).write_all_at(b"acknowledged", 16 * MIB).unwrap();
-    open(&image).sync_all().unwrap();
+    file.write_all_at(b"acknowledged", 16 * MIB).unwrap();
+    file.sync_all().unwrap();
     // An ordinary remount is refused while the daemon has the file open: what an error does.
     let at: PathBuf = sick.path().to_owned();
     sh(scratch.path(), &format!("mount -o remount,abort {}", at.display()));
     fuse_tests::writeback::release(&mount);
-    let longest = others_go_on(&mount);
+    let longest = others_go_on(&mount, &file);
     assert!(longest < Duration::from_secs(1), "a healthy write waited {longest:?}");
     let mut there = [0; 12];
-    open(&image).read_exact_at(&mut there, 16 * MIB).unwrap();
+    File::open(&image).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();
     assert_eq!(&there, b"acknowledged");
     assert!(number(&mount, "errors") > 0);
     // The repair of such a filesystem is a new mount of it.
     mount.kill();
+    drop(file);
     let device = sick.device().path().to_owned();
     sh(scratch.path(), &format!("umount -l {0} && mount {1} {0}", at.display(), device.display()));
     mount.start_again();
     flush(&mount);
-    fs::File::open(at.join("disk.img")).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();
+    File::open(at.join("disk.img")).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();
     assert_eq!(&there, b"acknowledged");
     drop(mount);
     drop(sick);
