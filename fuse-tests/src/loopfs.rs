@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::mount::UnmountFlags;
 
-use crate::bench::{Res, run};
+use crate::bench::{Res, is_root, run};
 use crate::cleanup::unmount_path;
 use crate::tools::{path_with_sbin, wait_for};
 
@@ -74,6 +74,9 @@ fn tool(name: &str) -> Command {
 impl LoopDevice {
     /// Attaches `file` with direct I/O.
     pub fn attach(file: &Path) -> Res<LoopDevice> {
+        if !is_root() {
+            return Err("needs root: a loop device".into());
+        }
         let mut command = tool("losetup");
         let said = run(command.args(["--direct-io=on", "--find", "--show"]).arg(file))?;
         let device = LoopDevice { path: said.trim().into() };

@@ -2,8 +2,9 @@
 
 use std::fs;
 
+use fuse_tests::paths::Scratch;
 use fuse_tests::writeback::{
-    STATE, builder, crash, flush, hold, is_dirty, journaled, names, try_product,
+    STATE, builder, crash, flush, hold, is_dirty, journaled, names, number, try_product,
 };
 use fuse_tests::{Mount, run, try_run};
 use rustix::process::{Pid, Signal, kill_process};
@@ -140,4 +141,67 @@ fn crashes_one_after_another_lose_nothing() {
     }
     flush(&mount);
     holds(&mount.source_at("disk.img"), &bytes);
+}
+
+#[test]
+fn a_state_directory_may_be_moved_while_nobody_holds_it() {
+    let Some(builder) = builder("end-moved") else { return };
+    if !journaled() {
+        return;
+    }
+    let states = Scratch::new("end-moved-state");
+    let place = |name: &str| format!("state={}", states.path().join(name).display());
+    fs::create_dir(states.path().join("first")).unwrap();
+    let Some(mut mount) = builder.option(&place("first")).start() else { return };
+    hold(&mount);
+    let bytes = scattered(&mount, "disk.img", LEN, 78);
+    is_dirty(&mount);
+    mount.kill();
+    fs::rename(states.path().join("first"), states.path().join("second")).unwrap();
+    mount.change_options(|options| {
+        options.retain(|option| !option.starts_with("state="));
+        options.push(place("second"));
+    });
+    mount.start_again();
+    holds(&mount.at("disk.img"), &bytes);
+    flush(&mount);
+    holds(&mount.source_at("disk.img"), &bytes);
+    drop(mount);
+}
+
+#[test]
+fn the_size_of_a_journal_changes_when_it_is_clean() {
+    let Some(builder) = builder("end-resize") else { return };
+    if !journaled() {
+        return;
+    }
+    let Some(mut mount) = builder.option("journal_size=8M").start() else { return };
+    let typed = |mount: &mut Mount, size: &str| {
+        mount.change_options(|options| {
+            options.retain(|option| !option.starts_with("journal_size="));
+            options.push(format!("journal_size={size}"));
+        });
+    };
+    let small = number(&mount, "journal_bytes");
+    assert!(small <= 8 << 20, "{small}");
+    hold(&mount);
+    let bytes = scattered(&mount, "disk.img", LEN, 79);
+    // Dirty: it is resumed whatever was typed.
+    mount.kill();
+    typed(&mut mount, "32M");
+    mount.start_again();
+    holds(&mount.at("disk.img"), &bytes);
+    flush(&mount);
+    mount.remount();
+    let large = number(&mount, "journal_bytes");
+    assert!(large > 24 << 20, "{large} bytes after a mount with a clean journal");
+    hold(&mount);
+    let other = scattered(&mount, "other.img", LEN, 80);
+    crash(&mut mount);
+    holds(&mount.at("other.img"), &other);
+    flush(&mount);
+    typed(&mut mount, "8M");
+    mount.remount();
+    assert_eq!(number(&mount, "journal_bytes"), small);
+    holds(&mount.at("other.img"), &other);
 }
