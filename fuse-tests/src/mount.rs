@@ -258,10 +258,12 @@ impl Mount {
         let mut ended: Option<ExitStatus> = None;
         let line = wait_for(PATIENCE, || {
             ended = child.try_wait().expect("wait");
-            let line = cleanup::mount_at(&self.path);
-            let new = |minor| Some(minor) != before || dead && answers();
-            match line {
-                Some(line) if ended.is_none() && new(line.minor) => Some(Some(line)),
+            // In this order: between the two mounts the bare directory answers.
+            let replaced = dead && answers();
+            match cleanup::mount_at(&self.path) {
+                Some(line) if ended.is_none() && (Some(line.minor) != before || replaced) => {
+                    Some(Some(line))
+                }
                 _ if ended.is_some() => Some(None),
                 _ => None,
             }
