@@ -26,35 +26,40 @@ pub struct Client {
 
 impl Client {
     /// Connects to the daemon of the mount with this device number, made by `owner`. A daemon
-    /// opens its socket just after its mount: a missing one is waited for, up to `patience`.
+    /// opens its socket just after its mount: a missing one is waited for, up to `patience`, and
+    /// so is one that nobody listens at (a killed daemon's, whose device number came again).
     pub fn connect(device: (u32, u32), owner: u32, patience: Duration) -> Result<Client, Refusal> {
         let start = clock::now();
         loop {
             match Client::connect_once(device, owner) {
-                Err(None) if clock::now() - start < patience => thread::sleep(STEP),
-                Err(None) => {
+                Err((true, _)) if clock::now() - start < patience => thread::sleep(STEP),
+                Err((_, None)) => {
                     let what = "no control socket";
                     let hint = "its daemon is gone, or has another XDG_RUNTIME_DIR";
                     return Err(Refusal::new(what, socket::file_name(device), hint));
                 }
-                Err(Some(refusal)) => return Err(refusal),
+                Err((_, Some(refusal))) => return Err(refusal),
                 Ok(client) => return Ok(client),
             }
         }
     }
 
-    /// An error without a refusal: there is no socket.
-    fn connect_once(device: (u32, u32), owner: u32) -> Result<Client, Option<Refusal>> {
+    /// The error: whether a daemon that is about to listen would look so, and the refusal if there
+    /// is a socket.
+    fn connect_once(device: (u32, u32), owner: u32) -> Result<Client, (bool, Option<Refusal>)> {
         let name = socket::file_name(device);
-        let mut refusal = None;
+        let (mut soon, mut refusal) = (true, None);
         for dir in socket::client_dirs(owner) {
             match Client::open(&dir.join(&name), owner) {
                 Ok(client) => return Ok(client),
                 Err((ErrorKind::NotFound, _)) => {}
-                Err((_, why)) => refusal = Some(why),
+                Err((kind, why)) => {
+                    soon &= kind == ErrorKind::ConnectionRefused;
+                    refusal = Some(why);
+                }
             }
         }
-        Err(refusal)
+        Err((soon, refusal))
     }
 
     fn open(path: &Path, owner: u32) -> Result<Client, (ErrorKind, Refusal)> {
