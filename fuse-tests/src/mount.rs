@@ -235,8 +235,8 @@ impl Mount {
             command.arg("-o").arg(self.builder.options.join(","));
         }
         command.args(&self.builder.arguments).arg(&self.source).arg(&self.path);
-        command.envs(self.builder.environment.iter().map(|(name, value)| (name, value)));
         command.env("PATH", tools::path_with_sbin()).env_remove("NOTIFY_SOCKET");
+        command.envs(self.builder.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(log));
         command
     }

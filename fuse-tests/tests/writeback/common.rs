@@ -42,6 +42,12 @@ pub fn scattered(mount: &Mount, name: &str, len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
+/// Waits until no child of another test holds what was just closed: between fork and exec it has
+/// every descriptor of this process, and an unmount would find the mount busy.
+pub fn settle() {
+    std::thread::sleep(Duration::from_millis(100));
+}
+
 /// Asserts that a file holds `wanted`.
 pub fn holds(path: &Path, wanted: &[u8]) {
     let there = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

@@ -19,6 +19,7 @@ fn dirty(name: &str) -> Option<(Mount, Vec<u8>)> {
     hold(&mount);
     let bytes = scattered(&mount, "disk.img", LEN, 77);
     is_dirty(&mount);
+    settle();
     Some((mount, bytes))
 }
 
@@ -72,6 +73,7 @@ fn fusermount_and_a_mount_at_once() {
         ended_well(old);
         hold(&mount);
         scatter(&open(&mount.at("disk.img")), &mut bytes, 100 + round, 50);
+        settle();
     }
     flush(&mount);
     holds(&mount.source_at("disk.img"), &bytes);

@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fuse_tests::loopfs::LoopFs;
-use fuse_tests::paths::Scratch;
+use fuse_tests::paths::{Scratch, ShortPath};
 use fuse_tests::seekdisk::SeekDisk;
 use fuse_tests::tools::{pattern, rss_bytes};
 use fuse_tests::writeback::{
@@ -20,11 +21,14 @@ use super::common::*;
 
 const MIB: u64 = 1 << 20;
 
-/// A mount of images on the latency device, its journal elsewhere. Dropped from top to bottom.
+/// A mount of images on the latency device, its journal elsewhere, and what it tells a service
+/// manager. Dropped from top to bottom.
 struct Slow {
     mount: Mount,
     _fs: LoopFs,
     _disk: SeekDisk,
+    told: UnixDatagram,
+    _short: ShortPath,
     source: PathBuf,
     _scratch: Scratch,
 }
@@ -44,11 +48,18 @@ fn slow(name: &str, options: &[&str]) -> Option<Slow> {
     fs::create_dir(&state).unwrap();
     let mut builder = builder(&format!("{name}-mnt"))?.source(&source);
     builder = builder.option(&format!("state={}", state.display()));
+    // A socket's name has 108 bytes at most.
+    let short = ShortPath::new(scratch.path());
+    let notify = short.path().join("notify");
+    let told = UnixDatagram::bind(&notify).unwrap();
+    told.set_nonblocking(true).unwrap();
+    builder = builder.env("NOTIFY_SOCKET", text(&notify));
     for option in options {
         builder = builder.option(option);
     }
     let mount = builder.limit(Duration::from_secs(180)).start()?;
-    Some(Slow { mount, _fs: fs, _disk: disk, source, _scratch: scratch })
+    let (_fs, _disk, _short, _scratch) = (fs, disk, short, scratch);
+    Some(Slow { mount, _fs, _disk, told, _short, source, _scratch })
 }
 
 /// Offset of write `n` of `count`: 4 KiB all over the file, never next to the last.
@@ -62,6 +73,8 @@ fn blocks(path: &Path, count: u64, seed: u64) {
     for n in 0..count {
         file.write_all_at(&pattern(seed << 32 | n, 4096), place(n, count)).unwrap();
     }
+    drop(file);
+    settle();
 }
 
 fn are_there(path: &Path, count: u64, seed: u64) {
@@ -111,6 +124,9 @@ fn a_second_signal_ends_a_long_flush_and_the_journal_keeps_the_rest() {
     kill_process(pid, Signal::TERM).expect("the flush was over at once");
     let _ = slow.mount.ended();
     assert!(start.elapsed() < Duration::from_secs(2), "{:?} to leave", start.elapsed());
+    // It says what is left where.
+    let said = slow.mount.log();
+    assert!(said.contains("journal"), "{said}");
     slow.mount.start_again();
     is_dirty(&slow.mount);
     are_there(&slow.mount.at("disk"), SECONDS_OF_BLOCKS, 1);
@@ -130,6 +146,26 @@ fn a_new_mount_takes_over_from_a_flush_that_goes_on() {
     are_there(&slow.mount.at("disk"), SECONDS_OF_BLOCKS, 2);
     flush(&slow.mount);
     are_there(&slow.source.join("disk"), SECONDS_OF_BLOCKS, 2);
+}
+
+#[test]
+fn a_service_that_stops_tells_how_far_its_flush_is() {
+    let Some(mut slow) = slow("slow-notify", &[]) else { return };
+    hold(&slow.mount);
+    blocks(&slow.mount.at("disk"), SECONDS_OF_BLOCKS, 5);
+    kill_process(Pid::from_raw(slow.mount.pid() as i32).unwrap(), Signal::TERM).unwrap();
+    assert!(slow.mount.ended().success(), "{}", slow.mount.log());
+    let mut said = String::new();
+    let mut bytes = [0; 4096];
+    while let Ok(length) = slow.told.recv(&mut bytes) {
+        said.push_str(&String::from_utf8_lossy(&bytes[..length]));
+        said.push('\n');
+    }
+    assert!(said.contains("STOPPING=1"), "{said}");
+    // Else the manager kills it after its own time-out.
+    assert!(said.contains("EXTEND_TIMEOUT_USEC="), "{said}");
+    assert!(said.matches("STATUS=").count() >= 3, "ready, flushing, more of it: {said}");
+    are_there(&slow.source.join("disk"), SECONDS_OF_BLOCKS, 5);
 }
 
 #[test]
