@@ -15,7 +15,7 @@ HELPERS := mount.fuse.bcachefs-fuse umount.fuse.bcachefs-fuse
 EXAMPLE := $(SHARE)/doc/bcachefs-fuse
 
 .DEFAULT_GOAL := help
-.PHONY: help build release check fmt test deps demo bench raidz fsx full \
+.PHONY: help build release check fmt test deps demo bench raidz fsx crash full \
         install uninstall clean need-cargo
 
 help: ## this list
@@ -51,6 +51,10 @@ test: deps ## all tests, mount tests and external suites too
 fsx: deps ## fsx with 100,000 operations
 	@FUSE_TESTS_FSX=100000 $(CARGO) run -q -p fuse-tests --bin run_tests -- \
 	    --tools "$(TOOLS)" --only posix --filter fsx
+
+crash: deps ## kill -9 under a storm of writes, 1,000 rounds
+	@FUSE_TESTS_CRASH=1000 FUSE_TESTS_FILE_SECONDS=14400 \
+	    $(CARGO) run -q -p fuse-tests --bin run_tests -- --tools "$(TOOLS)" --only crash
 
 full: deps ## every test at its full size (200,000 files, 100,000 directories, ...)
 	@FUSE_TESTS_FULL=1 FUSE_TESTS_FSX=100000 \

@@ -12,17 +12,22 @@
 pub mod backing;
 pub mod bench;
 pub mod cleanup;
+pub mod loopfs;
 pub mod mapping;
 pub mod mount;
 pub mod paths;
 pub mod report;
 pub mod runner;
 pub mod second;
+pub mod seekdisk;
 pub mod slow;
+pub mod storm;
 pub mod tidy;
 pub mod tools;
 pub mod users;
 pub mod watch;
+pub mod writeback;
+pub mod writers;
 
 pub use backing::Backing;
 pub use mount::Mount;

@@ -235,21 +235,35 @@ impl Mount {
             command.arg("-o").arg(self.builder.options.join(","));
         }
         command.args(&self.builder.arguments).arg(&self.source).arg(&self.path);
-        command.envs(self.builder.environment.iter().map(|(name, value)| (name, value)));
         command.env("PATH", tools::path_with_sbin()).env_remove("NOTIFY_SOCKET");
+        command.envs(self.builder.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(log));
         command
     }
 
     fn spawn(&mut self) {
+        if let Err(said) = self.try_spawn() {
+            panic!("{} was not mounted {said}", self.path.display());
+        }
+    }
+
+    /// Starts the daemon and waits until it is mounted; else how it ended and what it said.
+    fn try_spawn(&mut self) -> Result<(), String> {
         let before = cleanup::mount_at(&self.path).map(|line| line.minor);
+        // The kernel may give the number of a dead mount to the one that replaces it.
+        // (Its attributes may still be cached: only a request tells.)
+        let answers = || fs::read_dir(&self.path).is_ok();
+        let dead = before.is_some() && !answers();
         let mut child = self.command().spawn().expect("the binary under test starts");
         let mut ended: Option<ExitStatus> = None;
         let line = wait_for(PATIENCE, || {
             ended = child.try_wait().expect("wait");
-            let line = cleanup::mount_at(&self.path);
-            match line {
-                Some(line) if Some(line.minor) != before => Some(Some(line)),
+            // In this order: between the two mounts the bare directory answers.
+            let replaced = dead && answers();
+            match cleanup::mount_at(&self.path) {
+                Some(line) if ended.is_none() && (Some(line.minor) != before || replaced) => {
+                    Some(Some(line))
+                }
                 _ if ended.is_some() => Some(None),
                 _ => None,
             }
@@ -258,12 +272,13 @@ impl Mount {
             let _ = child.kill();
             let _ = child.wait();
             let how = ended.map_or("within 20 s".to_owned(), |status| format!("({status})"));
-            panic!("{} was not mounted {how}:\n{}", self.path.display(), self.log());
+            return Err(format!("{how}:\n{}", self.log()));
         };
         self.line = Some(line);
         self.child = Some(child);
         // The handshake is over once the root answers.
-        fs::metadata(&self.path).unwrap_or_else(|e| panic!("stat of the new mount: {e}"));
+        fs::metadata(&self.path).map_err(|e| format!("stat of the new mount: {e}"))?;
+        Ok(())
     }
 
     /// Unmounts in the ordinary way and returns the daemon's exit; the test may mount again.
@@ -302,6 +317,23 @@ impl Mount {
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "still mounted");
         self.spawn();
+    }
+
+    /// Mounts again after `unmount` or `kill`; what the daemon said if it did not come up.
+    pub fn try_again(&mut self) -> Result<(), String> {
+        assert!(self.child.is_none(), "still mounted");
+        self.try_spawn()
+    }
+
+    /// Changes how the next start mounts: `change` gets the options typed so far.
+    pub fn change_options(&mut self, change: impl FnOnce(&mut Vec<String>)) {
+        change(&mut self.builder.options);
+    }
+
+    /// Hands out the daemon of a mount that the test took away by other means: it may go on, and
+    /// the test may mount again.
+    pub fn part(&mut self) -> Child {
+        self.child.take().expect("a running daemon")
     }
 
     /// kill -9 of the daemon; the dead mount stays.

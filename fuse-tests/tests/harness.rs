@@ -37,3 +37,16 @@ fn a_killed_daemon_leaves_a_mount_that_is_taken_away() {
     assert!(cleanup::mounts_below(&scratch).is_empty());
     assert!(!scratch.exists());
 }
+
+#[test]
+fn a_mount_after_a_kill_answers_at_once() {
+    let Some(mut mount) = Mount::builder("again").start() else { return };
+    for round in 0..20 {
+        std::fs::write(mount.at("file"), format!("{round}")).unwrap();
+        mount.kill();
+        mount.start_again();
+        // Through the control socket: its place may still hold that of the dead daemon.
+        assert_eq!(mount.stat_json("")["snapshot"]["block_size"], 4096, "round {round}");
+        assert_eq!(std::fs::read_to_string(mount.at("file")).unwrap(), format!("{round}"));
+    }
+}

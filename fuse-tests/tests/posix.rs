@@ -8,10 +8,11 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use fuse_tests::mount::Builder;
 use fuse_tests::paths::ShortPath;
 use fuse_tests::report::{self, Outcome};
 use fuse_tests::tools::{run, try_run};
-use fuse_tests::{Backing, Mount, paths};
+use fuse_tests::{Backing, Mount, paths, writeback};
 
 const PJDFSTEST: &str = r#"
 [features]
@@ -98,13 +99,24 @@ fn pjdfstest() {
     let mut failed = 0;
     for word in chosen.split(',') {
         let backing = Backing::parse(word).unwrap_or_else(|| panic!("FUSE_TESTS_POSIX: {word}"));
-        failed += pjdfstest_over(backing);
+        failed += pjdfstest_over(Mount::builder("pjdfstest").backing(backing), backing.name());
     }
     assert_eq!(failed, 0, "cases of pjdfstest failed");
 }
 
-fn pjdfstest_over(backing: Backing) -> usize {
-    let builder = Mount::builder("pjdfstest").backing(backing).limit(Duration::from_secs(300));
+#[test]
+fn pjdfstest_in_writeback_mode() {
+    if !report::have_fuse() || !report::have_root("pjdfstest changes users") {
+        return;
+    }
+    let Some(builder) = writeback::on_ext4("pjdfstest-wb", 512) else { return };
+    let failed = pjdfstest_over(builder, "ext4-writeback");
+    assert_eq!(failed, 0, "cases of pjdfstest failed");
+}
+
+/// `over` names the filesystem and the mode in the report.
+fn pjdfstest_over(builder: Builder, over: &str) -> usize {
+    let builder = builder.limit(Duration::from_secs(300));
     let mount = builder.start().expect("fuse and root were asked for");
     let config = mount.scratch().join("pjdfstest.toml");
     fs::write(&config, PJDFSTEST).unwrap();
@@ -120,7 +132,7 @@ fn pjdfstest_over(backing: Backing) -> usize {
     let cases = parse(&text);
     let mut failed = 0;
     for case in &cases {
-        let name = format!("pjdfstest-{}::{}", backing.name(), case.name);
+        let name = format!("pjdfstest-{over}::{}", case.name);
         report::case(case.outcome, &name, case.note.trim());
         failed += usize::from(case.outcome == Outcome::Fail);
     }
@@ -178,6 +190,35 @@ fn fsx_finds_no_mismatch_around_the_cache() {
     let builder = Mount::builder("fsx-around").limit(Duration::from_secs(1800));
     let Some(mount) = builder.option("cache-mode=writearound").start() else { return };
     fsx(&mount, 17, operations() / 4);
+}
+
+/// fsx in writeback mode on ext4; then what is home must be what fsx left.
+fn fsx_in_writeback_mode(name: &str, seed: u32, options: &[&str]) {
+    let Some(mut builder) = writeback::on_ext4(name, 640) else { return };
+    for option in options {
+        builder = builder.journal_option(option);
+    }
+    let Some(mount) = builder.limit(Duration::from_secs(1800)).start() else { return };
+    fsx(&mount, seed, operations());
+    let left = format!("fsx-{seed}");
+    let through = fs::read(mount.at(&left)).unwrap();
+    writeback::flush(&mount);
+    assert!(fs::read(mount.source_at(&left)).unwrap() == through, "other bytes went home");
+}
+
+#[test]
+fn fsx_finds_no_mismatch_in_writeback_mode() {
+    fsx_in_writeback_mode("fsx-wb", 19, &[]);
+}
+
+#[test]
+fn fsx_finds_no_mismatch_with_a_journal_that_wraps_and_blocks() {
+    fsx_in_writeback_mode("fsx-wb-8m", 23, &["journal_size=8M"]);
+}
+
+#[test]
+fn fsx_finds_no_mismatch_in_writeback_mode_without_io_uring() {
+    fsx_in_writeback_mode("fsx-wb-threads", 29, &["journal_size=8M", "no_uring"]);
 }
 
 #[test]

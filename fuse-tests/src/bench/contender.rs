@@ -178,6 +178,12 @@ impl Stat {
         self.0[name].as_u64().ok_or_else(|| format!("stat --json has no {name}").into())
     }
 
+    /// A number of `writeback`.
+    pub fn writeback(&self, name: &str) -> Res<u64> {
+        let number = self.0["writeback"][name].as_u64();
+        number.ok_or_else(|| format!("stat --json has no writeback.{name}").into())
+    }
+
     /// A counter of every device, by the device's path.
     pub fn devices(&self, name: &str) -> Res<Vec<(String, u64)>> {
         let devices = self.0["devices"].as_array().ok_or("stat --json has no devices")?;

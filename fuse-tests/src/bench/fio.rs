@@ -37,11 +37,18 @@ pub struct Outcome {
 
 /// Runs `job` on `file`.
 pub fn fio(file: &Path, job: &Job) -> Res<Outcome> {
+    let side = more(&[format!("--filename={}", file.display())], job)?;
+    let number = |name: &str| side[name].as_f64().ok_or(format!("fio printed no {name}"));
+    Ok(Outcome { iops: number("iops")?, bytes: number("bw_bytes")? })
+}
+
+/// Runs `job` with more options, those that name its files among them; what fio's JSON says of
+/// the side (reads or writes) that the job has.
+pub fn more(options: &[String], job: &Job) -> Res<Value> {
     let mut command = Command::new("fio");
     command.args(["--name=bench", "--output-format=json", "--group_reporting"]);
     // No laying out, no dropping of the kernel's cache, the same offsets in every run.
     command.args(["--fallocate=none", "--invalidate=0", "--randrepeat=1", "--thread"]);
-    command.arg(format!("--filename={}", file.display()));
     command.arg(format!("--rw={}", job.rw)).arg(format!("--bs={}", job.block));
     command.arg(format!("--direct={}", u8::from(job.direct)));
     command.arg(format!("--size={}", job.size)).arg(format!("--numjobs={}", job.jobs));
@@ -53,15 +60,13 @@ pub fn fio(file: &Path, job: &Job) -> Res<Outcome> {
     if let Some(seconds) = job.seconds {
         command.arg("--time_based").arg(format!("--runtime={}ms", (seconds * 1000.0) as u64));
     }
-    let said = run(&mut command)?;
+    let said = run(command.args(options))?;
     // fio may print notes before its JSON.
     let start = said.find('{').ok_or("fio printed no JSON")?;
-    let parsed: Value = serde_json::from_str(&said[start..])?;
-    let result = &parsed["jobs"][0];
+    let mut parsed: Value = serde_json::from_str(&said[start..])?;
+    let result = &mut parsed["jobs"][0];
     if result["error"].as_u64() != Some(0) {
-        return Err(format!("fio on {}: error {}", file.display(), result["error"]).into());
+        return Err(format!("fio {}: error {}", options.join(" "), result["error"]).into());
     }
-    let side = if job.rw.contains("write") { &result["write"] } else { &result["read"] };
-    let number = |name: &str| side[name].as_f64().ok_or(format!("fio printed no {name}"));
-    Ok(Outcome { iops: number("iops")?, bytes: number("bw_bytes")? })
+    Ok(result[if job.rw.contains("write") { "write" } else { "read" }].take())
 }

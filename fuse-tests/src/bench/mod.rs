@@ -26,14 +26,20 @@ pub fn target_dir() -> Res<PathBuf> {
     Ok(target.to_path_buf())
 }
 
-/// The release build of `bcachefs-fuse` and of `examples/null`, built first when cargo runs us.
+/// The release build of `bcachefs-fuse`, `examples/null` and our `seekdisk`, built first when cargo
+/// runs us.
 /// `BCACHEFS_FUSE` names another binary to measure.
 pub fn build_release() -> Res<()> {
     let Some(cargo) = std::env::var_os("CARGO") else { return Ok(()) };
-    let args = ["build", "-q", "--release", "-p", "bcachefs-fuse"];
-    let what = ["--bin", "bcachefs-fuse", "--example", "null"];
-    let done = Command::new(cargo).args(args).args(what).stdin(Stdio::null()).status()?;
-    if done.success() { Ok(()) } else { Err("cargo build --release failed".into()) }
+    let product = ["-p", "bcachefs-fuse", "--bin", "bcachefs-fuse", "--example", "null"];
+    for what in [&product[..], &["-p", "fuse-tests", "--bin", "seekdisk"]] {
+        let mut build = Command::new(&cargo);
+        build.args(["build", "-q", "--release"]).args(what).stdin(Stdio::null());
+        if !build.status()?.success() {
+            return Err("cargo build --release failed".into());
+        }
+    }
+    Ok(())
 }
 
 /// The binary under test.

@@ -1,9 +1,14 @@
 //! The lines of `make bench`, one function each; what they need stands in `Env`.
 
+mod durable;
+mod frontend;
 mod memory;
 mod names;
 mod reads;
+mod recovery;
+mod rig;
 mod slow;
+mod writeback;
 mod writes;
 
 use std::fs::{self, File, OpenOptions};
@@ -38,6 +43,8 @@ pub struct Line {
     pub run: fn(&Env) -> Res<Vec<Row>>,
 }
 
+use writeback::{latency, plain};
+
 /// Every line, in the order of the table.
 pub const ALL: &[Line] = &[
     Line { name: "null", what: "examples/null against bindfs", run: reads::null_itself },
@@ -53,6 +60,17 @@ pub const ALL: &[Line] = &[
     Line { name: "names", what: "create, stat, ls -l, unlink", run: names::files },
     Line { name: "slow", what: "a boot over a source with 5 ms a read", run: slow::boot },
     Line { name: "memory", what: "memory with a full 256M cache", run: memory::full },
+    Line { name: "wb-latency", what: "writeback, latency device, schedulers", run: latency },
+    Line { name: "wb-loop", what: "writeback, plain loop device, schedulers", run: plain },
+    Line { name: "wb-epoch", what: "the cost of an epoch's sync", run: writeback::epoch },
+    Line { name: "wb-p99", what: "writes while flushing and quiet", run: frontend::p99 },
+    Line { name: "wb-durable", what: "4 KiB writes + fdatasync, 1 job", run: durable::one },
+    Line { name: "wb-durable8", what: "the same, 8 jobs on 8 files", run: durable::eight },
+    Line { name: "wb-shared", what: "the same, 8 jobs on one file", run: durable::shared },
+    Line { name: "wb-fast-journal", what: "the same, image on a slow device", run: durable::slow },
+    Line { name: "wb-seq", what: "1 GiB sequential write + fsync", run: frontend::sequential },
+    Line { name: "wb-recovery", what: "a mount with a dirty journal", run: recovery::large },
+    Line { name: "wb-recovery64", what: "the same, records of 64 bytes", run: recovery::tiny },
 ];
 
 impl Env {
