@@ -258,6 +258,16 @@ impl Cache {
         }
     }
 
+    /// Blocks of a request that were found in the journal: they count as found here.
+    pub fn count_dirty(&self, dev: &CacheDevice, plan: &Plan, blocks: u64) {
+        self.count_found(dev, plan.verdict, blocks);
+    }
+
+    /// The next write begins a new stream.
+    pub fn reset_write_streams(&self, dev: &CacheDevice) {
+        *dev.write_streams.lock() = Default::default();
+    }
+
     /// Read-ahead, on a worker thread: fetches what is absent of `extent`. Errors are dropped:
     /// whoever needs those bytes meets them again.
     pub fn prefetch(&self, dev: &CacheDevice, extent: Extent, source: &dyn Fetch) {

@@ -81,6 +81,16 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
+    /// Makes everything of the filesystem durable that holds it, for whoever would sync many devices
+    /// of one; None where there is no such thing. Errors of any file of it may be told.
+    fn sync_filesystem(&self) -> Option<Result<()>> {
+        None
+    }
+
+    /// The device becomes dirty or clean: while it is dirty, others are kept from its file where
+    /// they ask (qemu's lock bytes). A hint; failures are not told.
+    fn mark_dirty(&self, _dirty: bool) {}
+
     /// Starts writing out what `write_home` had to leave in the host's page cache; a hint.
     fn start_write_out(&self) {}
 

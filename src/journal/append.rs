@@ -130,7 +130,8 @@ pub(super) struct Log {
     pub(super) ring: Ring,
     /// The sequence the next record gets.
     pub(super) next_seq: u64,
-    identities: HashMap<u32, Arc<[u8]>>,
+    /// What a tag stands for, and its size after its last record.
+    identities: HashMap<u32, (Arc<[u8]>, u64)>,
     buffer: Vec<u8>,
 }
 
@@ -175,23 +176,33 @@ impl Log {
         let whole = self.ring.geometry().segment_bytes;
         let fits = self.ring.head().is_some_and(|head| {
             let missing = identity.as_ref().filter(|(tag, _)| !head.devices.contains(tag));
-            let before = missing.map_or(0, |(_, bytes)| record_bytes(bytes.len() as u64));
+            let before = missing.map_or(0, |(_, (bytes, _))| record_bytes(bytes.len() as u64));
             head.used + before + least <= whole
         });
         if !fits && !self.ring.roll(self.next_seq) {
             return Err(Error::new(Kind::Internal, "journal write", "no free segment"));
         }
-        if let Some((tag, bytes)) = identity
+        if let Some((tag, (bytes, size_after))) = identity
             && self.ring.head().is_some_and(|head| head.devices.insert(tag))
         {
             let header = blank(RecordKind::Device, DeviceId(tag));
             let length = bytes.len() as u64;
-            items.push(self.place(Header { length, ..header }, Payload::Identity(bytes))?);
+            items.push(
+                self.place(Header { length, size_after, ..header }, Payload::Identity(bytes))?,
+            );
         }
         Ok(self.ring.head().map_or(0, |head| whole - head.used))
     }
 
-    fn identity(&self, tag: u32) -> Result<Arc<[u8]>> {
+    fn note_sizes(&mut self, entries: &[Entry<'_>]) {
+        for entry in entries {
+            if let Some((_, size)) = self.identities.get_mut(&entry.device.0) {
+                *size = entry.size_after;
+            }
+        }
+    }
+
+    fn identity(&self, tag: u32) -> Result<(Arc<[u8]>, u64)> {
         let unknown = || Error::new(Kind::Invalid, "journal write", format!("no device {tag}"));
         self.identities.get(&tag).cloned().ok_or_else(unknown)
     }
@@ -288,12 +299,13 @@ fn blank(kind: RecordKind, device: DeviceId) -> Header {
 
 impl Journal {
     /// Says what a tag stands for, now or after a rename; it goes into the log before the device's
-    /// next record. Invalid if handle or path are too long.
-    pub fn set_device(&self, device: DeviceId, identity: &DeviceIdentity) -> Result<()> {
+    /// next record, with the size after the record before that: `size` for now. Invalid if handle
+    /// or path are too long.
+    pub fn set_device(&self, device: DeviceId, identity: &DeviceIdentity, size: u64) -> Result<()> {
         let too_long = || Error::new(Kind::Invalid, "journal device", "path or handle too long");
         let bytes: Arc<[u8]> = identity.encode().ok_or_else(too_long)?.into();
         let mut log = self.log.lock();
-        log.identities.insert(device.0, bytes);
+        log.identities.insert(device.0, (bytes, size));
         if let Some(head) = log.ring.head() {
             head.devices.remove(&device.0);
         }
@@ -327,7 +339,10 @@ impl Journal {
         let guard = FailUnlessDone::new(&self.health, &self.space);
         let result = self.append_locked(&mut log, entries);
         match &result {
-            Ok(_) => guard.done(),
+            Ok(_) => {
+                guard.done();
+                log.note_sizes(entries);
+            }
             Err(error) => self.health.fail(&error.to_string()),
         }
         self.space.set_available(log.ring.available());

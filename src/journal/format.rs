@@ -247,7 +247,7 @@ pub struct Header {
     pub offset: u64,
     /// Bytes of its range; of its payload, where it has one.
     pub length: u64,
-    /// The file's size afterwards.
+    /// The file's size afterwards; of a Device record, its size before the device's next one.
     pub size_after: u64,
     /// The file's mtime afterwards.
     pub mtime: Timestamp,

@@ -112,7 +112,11 @@ impl Journal {
         Journal::format_as(device, geometry, uuid)
     }
 
-    fn format_as(device: &dyn BlockDevice, geometry: Geometry, uuid: Uuid) -> Result<()> {
+    pub(crate) fn format_as(
+        device: &dyn BlockDevice,
+        geometry: Geometry,
+        uuid: Uuid,
+    ) -> Result<()> {
         let mut superblock = Superblock {
             compat: 0,
             ro_compat: 0,

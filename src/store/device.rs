@@ -1,22 +1,27 @@
 //! One device of the store: its bytes, its tag in the cache, and its size.
 //!
-//! Reads: clamp at the size, plan (admission), the cache, then the device. Writes: take the range,
-//! write the device, note the size, then bring the cache up to date; a failed write leaves unknown
-//! bytes, so the cache forgets the range. The size is ours while a handle is open: `version` counts
-//! our own changes, so that an attribute read that raced with one never sets an old size back.
+//! Reads: clamp at the size, plan (admission), the dirty map (`merge`), the cache, then the device.
+//! Writes go to the journal (`journaled`) or, here, to the device: take the range, write the
+//! device, note the size, then bring the cache up to date; a failed write leaves unknown bytes, so
+//! the cache forgets the range. The size is ours while a handle is open: `version` counts our own
+//! changes, so that an attribute read that raced with one never sets an old size back.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::Shared;
+use super::journaled::Journaled;
 use super::ranges::Ranges;
 use crate::cache::{CacheDevice, Fetch, Plan, Verdict};
 use crate::config::CacheMode;
 use crate::device::{BlockDevice, Range};
 use crate::error::Result;
-use crate::units::Extent;
+use crate::units::{Extent, Identity};
 
 /// The size and how often we changed it.
 #[derive(Debug)]
@@ -25,27 +30,42 @@ struct Size {
     version: u64,
 }
 
-/// An open device.
+/// An open device, or a closed one that is dirty.
 pub struct Device {
-    shared: Arc<Shared>,
-    cached: Arc<CacheDevice>,
-    file: Arc<dyn BlockDevice>,
+    /// Itself, for the list of dirty devices.
+    pub(super) me: Weak<Device>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) cached: Arc<CacheDevice>,
+    pub(super) file: Arc<dyn BlockDevice>,
+    pub(super) identity: Identity,
     size: Mutex<Size>,
     ranges: Ranges,
-    /// Something on it changed since its last full sync.
-    unsynced: AtomicBool,
+    /// Something on it changed outside the journal since its last full sync.
+    pub(super) unsynced: AtomicBool,
     /// We changed it: its stamp must be taken anew.
     touched: AtomicBool,
+    /// What of it is in the journal.
+    pub(super) dirty: Mutex<Journaled>,
+    /// Whether the dirty map has a piece; changed under `dirty`, read without.
+    pub(super) has_pieces: AtomicBool,
+    /// Whether the dirty map is not clean; changed under `dirty`, read without.
+    pub(super) is_dirty: AtomicBool,
+    /// Its writes are refused: it is degraded and has its share of the journal.
+    pub(super) refused: AtomicBool,
+    /// Requests that wait for it to be clean.
+    pub(super) flushing: AtomicU32,
+    /// When the frontend last used it, in ms of our clock plus one; 0: never.
+    pub(super) frontend_ms: AtomicU64,
 }
 
 /// A read request that has been admitted (or not) and clamped.
 pub struct ReadPlan {
-    offset: u64,
-    len: usize,
-    admission: Admission,
+    pub(super) offset: u64,
+    pub(super) len: usize,
+    pub(super) admission: Admission,
 }
 
-enum Admission {
+pub(super) enum Admission {
     /// Through the cache, under this verdict.
     Cached(Plan),
     /// The cache is off.
@@ -73,7 +93,7 @@ impl ReadPlan {
 }
 
 /// The device as the cache fetches from it.
-struct Source<'a>(&'a dyn BlockDevice);
+pub(super) struct Source<'a>(pub(super) &'a dyn BlockDevice);
 
 impl Fetch for Source<'_> {
     fn fetch(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -86,18 +106,27 @@ impl Device {
         shared: Arc<Shared>,
         cached: Arc<CacheDevice>,
         file: Arc<dyn BlockDevice>,
+        identity: Identity,
         size: u64,
-    ) -> Device {
-        Device {
+    ) -> Arc<Device> {
+        Arc::new_cyclic(|me| Device {
+            me: me.clone(),
             shared,
             cached,
             file,
+            identity,
             size: Mutex::new(Size { bytes: size, version: 0 }),
             ranges: Ranges::default(),
             // What an earlier handle wrote may not be durable.
             unsynced: AtomicBool::new(true),
             touched: AtomicBool::new(false),
-        }
+            dirty: Mutex::new(Journaled::new(size)),
+            has_pieces: AtomicBool::new(false),
+            is_dirty: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
+            flushing: AtomicU32::new(0),
+            frontend_ms: AtomicU64::new(0),
+        })
     }
 
     pub(super) fn cached(&self) -> &Arc<CacheDevice> {
@@ -136,6 +165,10 @@ impl Device {
     /// The attributes say this size. If we did not change it since `version`, somebody else did:
     /// the blocks around the end are not what they were.
     pub fn observe(&self, bytes: u64, version: u64) {
+        if self.is_dirty.load(SeqCst) {
+            // The source has not heard of it yet.
+            return;
+        }
         let mut size = self.size.lock();
         if size.version != version || size.bytes == bytes {
             return;
@@ -156,6 +189,7 @@ impl Device {
 
     /// Admits a read request. Call once per request, then `try_cached`, then `read`.
     pub fn plan_read(&self, offset: u64, len: usize) -> ReadPlan {
+        self.used();
         let size = self.size();
         let len = size.saturating_sub(offset).min(len as u64);
         let shared = &self.shared;
@@ -173,8 +207,13 @@ impl Device {
         ReadPlan { offset, len: len as usize, admission }
     }
 
-    /// Answers from the cache alone, or not at all. `out` is `plan.len()` bytes.
+    /// Answers from journal and cache alone, or not at all. `out` is `plan.len()` bytes.
     pub fn try_cached(&self, plan: &ReadPlan, out: &mut [u8]) -> bool {
+        if self.has_pieces.load(SeqCst)
+            && let Some(answered) = self.try_dirty(plan, out)
+        {
+            return answered;
+        }
         match &plan.admission {
             Admission::Cached(admission) => {
                 let expire_ms = self.shared.tunables.expire_ms();
@@ -184,21 +223,31 @@ impl Device {
         }
     }
 
-    /// Answers from cache and device. Errors: what the device said, for just those blocks.
+    /// Answers from journal, cache and device. Errors: what the device said, for just those
+    /// blocks.
     pub fn read(&self, plan: &ReadPlan, out: &mut [u8]) -> Result<()> {
-        let source = Source(&*self.file);
-        let result = match &plan.admission {
-            Admission::Cached(admission) => {
-                let expire_ms = self.shared.tunables.expire_ms();
-                let cache = &self.shared.cache;
-                cache.read(&self.cached, admission, plan.offset, out, expire_ms, &source)
-            }
-            Admission::Off => self.read_uncached(plan, out),
+        let known = if self.has_pieces.load(SeqCst) { self.known(plan) } else { Vec::new() };
+        let result = if known.is_empty() {
+            self.read_clean(plan, out)
+        } else {
+            self.read_merged(plan, known, out)
         };
         if result.is_err() {
             self.cached.stats.errors.fetch_add(1, Relaxed);
         }
         result
+    }
+
+    /// Answers from cache and device.
+    pub(super) fn read_clean(&self, plan: &ReadPlan, out: &mut [u8]) -> Result<()> {
+        match &plan.admission {
+            Admission::Cached(admission) => {
+                let expire_ms = self.shared.tunables.expire_ms();
+                let (cache, source) = (&self.shared.cache, Source(&*self.file));
+                cache.read(&self.cached, admission, plan.offset, out, expire_ms, &source)
+            }
+            Admission::Off => self.read_uncached(plan, out),
+        }
     }
 
     fn read_uncached(&self, plan: &ReadPlan, out: &mut [u8]) -> Result<()> {
@@ -223,21 +272,48 @@ impl Device {
         self.shared.cache.prefetch(&self.cached, extent, &Source(&*self.file));
     }
 
-    fn note_change(&self) {
+    /// The frontend uses it: writeback gives way.
+    pub(super) fn used(&self) {
+        self.frontend_ms.store(crate::clock::now_ms() + 1, Relaxed);
+    }
+
+    pub(super) fn note_change(&self) {
         self.unsynced.store(true, Relaxed);
         self.touched.store(true, Relaxed);
     }
 
-    /// Writes `data` at `offset` to the device and brings the cache up to date.
+    /// We changed it, or will when it goes home: its stamp is taken anew.
+    pub(super) fn note_touch(&self) {
+        self.touched.store(true, Relaxed);
+    }
+
+    /// Something of it changed outside the journal (a name, attributes): the next fsync syncs the
+    /// file too.
+    pub fn note_unsynced(&self) {
+        self.unsynced.store(true, Relaxed);
+    }
+
+    /// Writes `data` at `offset`, to the journal or to the device, and brings the cache up to date.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let len = data.len() as u64;
         let stats = &self.cached.stats;
         stats.writes.fetch_add(1, Relaxed);
-        stats.written_bytes.fetch_add(len, Relaxed);
+        stats.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        let result = match self.shared.writeback() {
+            Some(writeback) => self.write_with(writeback, offset, data),
+            None => self.write_through(offset, data),
+        };
+        if result.is_err() {
+            stats.errors.fetch_add(1, Relaxed);
+        }
+        result
+    }
+
+    /// Writes to the device.
+    pub(super) fn write_through(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let len = data.len() as u64;
         let _range = self.ranges.lock(offset, len);
         self.note_change();
         if let Err(error) = self.file.write_at(data, offset) {
-            stats.errors.fetch_add(1, Relaxed);
             self.shared.cache.invalidate(&self.cached, Extent { offset, len });
             return Err(error);
         }
@@ -256,28 +332,46 @@ impl Device {
         Ok(())
     }
 
-    fn grow(&self, end: u64) -> u64 {
+    pub(super) fn grow(&self, end: u64) -> u64 {
         let mut size = self.size.lock();
         size.version += 1;
         size.bytes = size.bytes.max(end);
         size.bytes
     }
 
-    /// Truncates or extends the device.
-    pub fn set_size(&self, bytes: u64) -> Result<()> {
-        let _range = self.ranges.lock(0, u64::MAX);
-        self.note_change();
-        self.file.set_size(bytes)?;
+    /// The size is this now, by our own doing.
+    pub(super) fn note_size(&self, bytes: u64) {
         let mut size = self.size.lock();
         size.version += 1;
         size.bytes = bytes;
-        drop(size);
+    }
+
+    /// Truncates or extends the device.
+    pub fn set_size(&self, bytes: u64) -> Result<()> {
+        match self.shared.writeback() {
+            Some(writeback) => self.set_size_with(writeback, bytes),
+            None => self.set_size_through(bytes),
+        }
+    }
+
+    pub(super) fn set_size_through(&self, bytes: u64) -> Result<()> {
+        let _range = self.ranges.lock(0, u64::MAX);
+        self.note_change();
+        self.file.set_size(bytes)?;
+        self.note_size(bytes);
         self.shared.cache.set_size(&self.cached, bytes);
         Ok(())
     }
 
     /// Allocates, punches or zeroes a range.
     pub fn change_range(&self, what: Range, offset: u64, len: u64) -> Result<()> {
+        match self.shared.writeback() {
+            Some(writeback) => self.change_range_with(writeback, what, offset, len),
+            None => self.change_range_through(what, offset, len),
+        }
+    }
+
+    pub(super) fn change_range_through(&self, what: Range, offset: u64, len: u64) -> Result<()> {
         let _range = self.ranges.lock(offset, len);
         self.note_change();
         let result = self.file.change_range(what, offset, len);
@@ -291,8 +385,21 @@ impl Device {
         Ok(())
     }
 
-    /// Makes everything durable; free if nothing changed since the last time.
+    /// Makes everything durable; free if nothing changed since the last time. With a journal this
+    /// is its barrier, and a sync of the file only if something of it changed outside (STORE 1).
     pub fn sync(&self, data_only: bool) -> Result<()> {
+        let Some(writeback) = self.shared.writeback() else { return self.sync_file(data_only) };
+        if self.unsynced.load(Relaxed)
+            && let Err(error) = self.sync_file(false)
+        {
+            // The error may be of home writes, and the kernel tells it only once (J11).
+            self.dirty.lock().map.spoil();
+            return Err(error);
+        }
+        self.barrier(writeback)
+    }
+
+    fn sync_file(&self, data_only: bool) -> Result<()> {
         if data_only && !self.unsynced.load(Relaxed) {
             return Ok(());
         }
@@ -310,6 +417,9 @@ impl Device {
 
     /// The next data or hole.
     pub fn seek(&self, offset: u64, hole: bool) -> Result<u64> {
+        if self.is_dirty.load(SeqCst) {
+            return self.seek_merged(offset, hole);
+        }
         self.file.seek(offset, hole)
     }
 }

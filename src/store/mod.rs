@@ -1,50 +1,70 @@
-//! The block store (layer 4): devices, one cache shared by all of them, and what is known of files
-//! that are closed. Usable without FUSE, over any `BlockDevice`.
+//! The block store (layer 4): devices, one cache shared by all of them, a journal with writeback if
+//! it has one, and what is known of files that are closed. Usable without FUSE, over any
+//! `BlockDevice`.
 //!
-//! Lock order, outermost first; none is held across device I/O except a write's own range:
-//!   1. `Device.ranges` (a range of one device that is being changed; readers never take it)
-//!   2. `Registry` (who is open, what stamps closed files had)
-//!   3. `Device.size`
-//!   4. the cache's own (see `cache`)
+//! Lock order, outermost first; none is held across device I/O except a write's own range, and the
+//! dirty lock across the journal's buffered append:
+//!   1. `Device.ranges` (a range of one device that is being changed directly; readers never take
+//!      it)
+//!   2. `Writeback.control` (one step of the controller)
+//!   3. `Device.dirty` (the dirty map)
+//!   4. the journal's own (see `journal`), `Writeback.devices`, `Writeback.events`
+//!   5. `Registry` (who is open, what stamps closed files had); never with a dirty lock held
+//!   6. `Device.size`
+//!   7. the cache's own (see `cache`)
 
+mod checkpoint;
 pub mod device;
 mod dirty;
+mod journaled;
+mod life;
 pub mod mark;
+mod merge;
 mod ranges;
+pub mod recovery;
 mod registry;
 pub mod trace;
-#[allow(dead_code)]
 pub(crate) mod writeback;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
 pub use self::device::{Device, ReadPlan};
-use self::registry::Registry;
+pub use self::life::Overlay;
+use self::registry::{Closed, Registry};
 use self::trace::TraceRecorder;
+use self::writeback::Writeback;
+pub use self::writeback::{Mutants, NamesSync};
 use crate::cache::Cache;
 use crate::config::{CacheMode, StoreConfig, Tunables};
 use crate::device::BlockDevice;
-use crate::error::Result;
-use crate::stats::{BlockInfo, Counters, DeviceSnapshot, Snapshot};
+use crate::error::{Error, Kind, Result};
+use crate::stats::{BlockInfo, Counters, DeviceSnapshot, FlushProgress, Snapshot};
 pub use crate::units::Stamp;
 use crate::units::{DeviceId, Identity};
 
 /// What every device of a store shares.
 pub(crate) struct Shared {
     pub(crate) cache: Cache,
-    pub(crate) tunables: Tunables,
+    pub(crate) tunables: Arc<Tunables>,
     pub(crate) trace: TraceRecorder,
     pub(crate) block_size: u32,
+    registry: Mutex<Registry>,
+    writeback: OnceLock<Arc<Writeback>>,
 }
 
-/// All devices of a mount and their cache.
+impl Shared {
+    pub(crate) fn writeback(&self) -> Option<&Arc<Writeback>> {
+        self.writeback.get()
+    }
+}
+
+/// All devices of a mount, their cache and their journal.
 pub struct BlockStore {
     shared: Arc<Shared>,
-    registry: Mutex<Registry>,
     next_id: AtomicU32,
 }
 
@@ -57,24 +77,22 @@ pub struct OpenedDevice {
 }
 
 impl BlockStore {
-    /// An empty store.
+    /// An empty store without a journal.
     pub fn new(config: &StoreConfig) -> BlockStore {
         let cache = Cache::new(config.cache_bytes, config.block_size, config.unit_flush);
         let shared = Shared {
             cache,
-            tunables: Tunables::new(config),
+            tunables: Arc::new(Tunables::new(config)),
             trace: TraceRecorder::default(),
             block_size: config.block_size,
-        };
-        BlockStore {
-            shared: Arc::new(shared),
             registry: Mutex::new(Registry::new()),
-            next_id: AtomicU32::new(0),
-        }
+            writeback: OnceLock::new(),
+        };
+        BlockStore { shared: Arc::new(shared), next_id: AtomicU32::new(0) }
     }
 
     /// Opens a file for data: one more handle of it. `fresh` is used if the file has none yet. A
-    /// file that changed behind the mount since our last touch gets a new tag (its old blocks age
+    /// dirty one is as it was left. A file that changed behind the mount since our last touch gets a new tag (its old blocks age
     /// out); while a handle is open it keeps the tag and loses its blocks.
     pub fn open(
         &self,
@@ -83,7 +101,7 @@ impl BlockStore {
         fresh: Arc<dyn BlockDevice>,
         path: &dyn Fn() -> PathBuf,
     ) -> OpenedDevice {
-        let mut registry = self.registry.lock();
+        let mut registry = self.shared.registry.lock();
         if let Some(device) = registry.open_again(&identity) {
             let changed = registry.changed_while_open(&identity, stamp);
             drop(registry);
@@ -94,47 +112,62 @@ impl BlockStore {
         }
         let known = registry.take_unchanged(&identity, stamp, &self.shared.cache);
         let unchanged = known.is_some();
-        let cached = known.unwrap_or_else(|| {
-            self.shared.cache.register(DeviceId(self.next_id.fetch_add(1, Relaxed)))
-        });
-        let device = Arc::new(Device::new(self.shared.clone(), cached, fresh, stamp.size));
+        let cached = known.unwrap_or_else(|| self.shared.cache.register(self.new_id()));
+        let device = Device::new(self.shared.clone(), cached, fresh, identity, stamp.size);
         registry.insert(identity, device.clone(), stamp, path());
         OpenedDevice { device, unchanged }
     }
 
+    fn new_id(&self) -> DeviceId {
+        DeviceId(self.next_id.fetch_add(1, Relaxed))
+    }
+
     /// Closes one handle. `stamp_now` is asked only where our own writes made the old stamp stale.
+    /// A dirty device stays until it is clean; one without a name is dropped, dirty or not.
     pub fn close(&self, identity: &Identity, stamp_now: &dyn Fn() -> Option<Stamp>) {
-        let touched = self.live(identity).is_some_and(|device| device.take_touched());
+        let live = self.live(identity);
+        let is_dirty = live.as_ref().is_some_and(|device| device.is_dirty.load(SeqCst));
+        let touched = !is_dirty && live.is_some_and(|device| device.take_touched());
         let stamp = if touched { stamp_now() } else { None };
-        let closed = self.registry.lock().close(identity, stamp, &self.shared.cache);
+        let closed = self.shared.registry.lock().close(identity, stamp, &self.shared.cache);
         // The descriptors are closed without the lock.
-        drop(closed);
+        match closed {
+            Closed::Dropped(device) => device.drop_dirty(),
+            Closed::Known(device) => drop(device),
+            Closed::Open => {}
+        }
     }
 
     /// The device of a file that has an open handle.
     pub fn live(&self, identity: &Identity) -> Option<Arc<Device>> {
-        self.registry.lock().live(identity)
+        self.shared.registry.lock().live(identity)
     }
 
     /// Whether anything is remembered of a file: only then its stamp needs care.
     pub fn knows(&self, identity: &Identity) -> bool {
-        self.registry.lock().knows(identity)
+        self.shared.registry.lock().knows(identity)
     }
 
     /// We have changed attributes of a file ourselves: the stamp moves on, unless its bytes
     /// changed too, which was not us. `set_mtime`: the mtime is ours as well.
     pub fn touched(&self, identity: &Identity, now: Stamp, set_mtime: bool) {
-        self.registry.lock().touched(identity, now, set_mtime);
+        self.shared.registry.lock().touched(identity, now, set_mtime);
     }
 
-    /// The file's last name and handle are gone: its tag will never be used again.
+    /// The file's last name is gone: its tag goes with the last handle, and what is dirty of it
+    /// goes nowhere.
     pub fn forget(&self, identity: &Identity) {
-        self.registry.lock().forget(identity, &self.shared.cache);
+        if let Some(device) = self.shared.registry.lock().forget(identity, &self.shared.cache) {
+            device.drop_dirty();
+        }
     }
 
     /// A file goes by another name now (for statistics).
     pub fn renamed(&self, identity: &Identity, path: PathBuf) {
-        self.registry.lock().set_path(identity, path);
+        if let Some(device) = self.live(identity) {
+            device.record_path(&path);
+        }
+        self.shared.registry.lock().set_path(identity, path);
     }
 
     /// The live options.
@@ -142,11 +175,76 @@ impl BlockStore {
         &self.shared.tunables
     }
 
-    /// Switches what writes do; leaving the cache empties it.
+    /// Switches what writes do; leaving the cache empties it. With a journal a device follows at
+    /// its next clean point: leaving writeback makes all go there.
     pub fn set_cache_mode(&self, mode: CacheMode) {
         self.shared.tunables.set_cache_mode(mode);
         if mode == CacheMode::None {
             self.shared.cache.clear();
+        }
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.ring();
+        }
+    }
+
+    /// Whether writes can be journaled.
+    pub fn has_journal(&self) -> bool {
+        self.shared.writeback().is_some()
+    }
+
+    /// Whether anything is dirty.
+    pub fn is_dirty(&self) -> bool {
+        self.shared.writeback().is_some_and(|writeback| !writeback.listed().is_empty())
+    }
+
+    /// Starts writeback, if there is a journal; after daemonizing.
+    pub fn start(&self) -> Result<()> {
+        self.shared.writeback().map_or(Ok(()), |writeback| writeback.start())
+    }
+
+    /// Ends writeback: what is dirty stays in the journal, with what the devices were like. The
+    /// owner mark goes if nothing is.
+    pub fn stop(&self) -> Result<()> {
+        self.shared.writeback().map_or(Ok(()), |writeback| writeback.close())
+    }
+
+    /// Waits until everything written so far (of one device, or all) is home and synced. `tell`
+    /// hears of the progress, and ends the waiting by false. What cannot be written is not waited
+    /// for but named. NotSupported without a journal.
+    pub fn flush(
+        &self,
+        only: Option<&Identity>,
+        tell: &mut dyn FnMut(&FlushProgress) -> bool,
+    ) -> Result<FlushProgress> {
+        let none = || Error::new(Kind::NotSupported, "flush", "no journal: all is home");
+        let writeback = self.shared.writeback().ok_or_else(none)?;
+        match only {
+            Some(identity) => {
+                let device: Vec<Arc<Device>> = self.live(identity).into_iter().collect();
+                writeback.flush(Some(device), tell)
+            }
+            None => writeback.flush(None, tell),
+        }
+    }
+
+    /// Tests: a step of the controller with everything flushing, or one of the tasks that wait.
+    #[cfg(test)]
+    pub(crate) fn run_by_hand(&self, step: bool, which: u64) {
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.run_by_hand(step, which);
+        }
+    }
+
+    /// Tests: whether a write of so many bytes would wait for room.
+    #[cfg(test)]
+    pub(crate) fn would_wait(&self, bytes: u64) -> bool {
+        self.shared.writeback().is_some_and(|writeback| writeback.would_wait(bytes))
+    }
+
+    /// What makes names of the source durable: called before records of dropped files go.
+    pub fn set_names_sync(&self, sync: NamesSync) {
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.set_names_sync(sync);
         }
     }
 
@@ -157,27 +255,31 @@ impl BlockStore {
 
     /// Files with an open handle.
     pub fn open_count(&self) -> usize {
-        self.registry.lock().open_count()
+        self.shared.registry.lock().open_count()
     }
 
     /// The tag of a file, if it has one.
     pub fn unit_of(&self, identity: &Identity) -> Option<u32> {
-        self.registry.lock().unit_of(identity)
+        self.shared.registry.lock().unit_of(identity)
     }
 
     /// The counters of all devices, or of one.
     pub fn snapshot(&self, unit: Option<u32>) -> Snapshot {
-        let mut devices = self.registry.lock().snapshots();
+        let mut devices = self.shared.registry.lock().snapshots();
         devices.retain(|device| {
             unit.map_or(device.counters != Counters::default(), |unit| unit == device.unit)
         });
         let mut total =
             if unit.is_some() { Counters::default() } else { self.shared.cache.retired() };
         devices.iter().for_each(|device| total.add(&device.counters));
+        if let Some(writeback) = self.shared.writeback() {
+            devices.iter_mut().for_each(|device| writeback.describe(device));
+        }
         devices.sort_by_key(|device| (std::cmp::Reverse(busy(device)), device.unit));
         let (capacity_blocks, resident_blocks) = self.shared.cache.snapshot();
         let block_size = self.shared.block_size;
-        Snapshot { block_size, capacity_blocks, resident_blocks, total, devices, writeback: None }
+        let writeback = self.shared.writeback().map(|writeback| writeback.stat());
+        Snapshot { block_size, capacity_blocks, resident_blocks, total, devices, writeback }
     }
 
     /// The resident blocks of all devices, or of one.
@@ -200,5 +302,7 @@ fn busy(device: &DeviceSnapshot) -> u64 {
     device.counters.ops + device.counters.writes
 }
 
+#[cfg(test)]
+mod crash;
 #[cfg(test)]
 mod tests;

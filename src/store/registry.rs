@@ -2,11 +2,13 @@
 //! still hit, and their stamp, so that a change behind the mount is noticed at the next open.
 //!
 //! States of a file: unknown -> open (live) -> closed (known) -> open ... ; known ones are bounded,
-//! the least recently closed is forgotten first. Invariant: an identity is live or known, not both.
+//! the least recently closed is forgotten first. A closed file that is dirty stays live, with no
+//! handle, until it is clean. Invariant: an identity is live or known, not both.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use lru::LruCache;
 
@@ -31,6 +33,16 @@ struct Known {
     cached: Arc<CacheDevice>,
     stamp: Stamp,
     path: PathBuf,
+}
+
+/// What became of a handle.
+pub(super) enum Closed {
+    /// The device goes on.
+    Open,
+    /// It was the last one; the file is remembered.
+    Known(Arc<Device>),
+    /// The file has no name: nothing of it is needed any more.
+    Dropped(Arc<Device>),
 }
 
 /// See the module.
@@ -88,33 +100,65 @@ impl Registry {
         self.live.insert(identity, Live { device, handles: 1, stamp, path, unlinked: false });
     }
 
-    /// Drops a handle; the device itself is returned with the last one, to be closed unlocked.
+    /// A device that recovery found dirty: live without a handle.
+    pub(super) fn insert_closed(
+        &mut self,
+        identity: Identity,
+        device: Arc<Device>,
+        stamp: Stamp,
+        path: PathBuf,
+    ) {
+        self.live.insert(identity, Live { device, handles: 0, stamp, path, unlinked: false });
+    }
+
+    /// Drops a handle. With the last one the device is returned, to be closed unlocked, unless it
+    /// is dirty and has a name.
     pub(super) fn close(
         &mut self,
         identity: &Identity,
         stamp: Option<Stamp>,
         cache: &Cache,
-    ) -> Option<Arc<Device>> {
-        let live = self.live.get_mut(identity)?;
+    ) -> Closed {
+        let Some(live) = self.live.get_mut(identity) else { return Closed::Open };
         live.stamp = stamp.unwrap_or(live.stamp);
         live.handles = live.handles.saturating_sub(1);
-        if live.handles > 0 {
-            return None;
+        self.rest(identity, cache)
+    }
+
+    /// A device has become clean, and its source looks like this now.
+    pub(super) fn settle(
+        &mut self,
+        identity: &Identity,
+        stamp: Option<Stamp>,
+        cache: &Cache,
+    ) -> Closed {
+        let Some(live) = self.live.get_mut(identity) else { return Closed::Open };
+        live.stamp = stamp.unwrap_or(live.stamp);
+        self.rest(identity, cache)
+    }
+
+    fn rest(&mut self, identity: &Identity, cache: &Cache) -> Closed {
+        let Some(live) = self.live.get(identity) else { return Closed::Open };
+        let stays = live.device.is_dirty.load(SeqCst) && !live.unlinked;
+        if live.handles > 0 || stays {
+            return Closed::Open;
         }
-        let Live { device, stamp, path, unlinked, .. } = self.live.remove(identity)?;
+        let Some(Live { device, stamp, path, unlinked, .. }) = self.live.remove(identity) else {
+            return Closed::Open;
+        };
         if unlinked {
             cache.retire(device.cached());
-        } else {
-            let cached = device.cached().clone();
-            cached.rest();
-            self.known.put(*identity, Known { cached, stamp, path });
-            if self.known.len() > KNOWN_MAX
-                && let Some((_, oldest)) = self.known.pop_lru()
-            {
-                cache.retire(&oldest.cached);
-            }
+            return Closed::Dropped(device);
         }
-        Some(device)
+        let cached = device.cached().clone();
+        cached.rest();
+        self.known.put(*identity, Known { cached, stamp, path });
+        if self.known.len() > KNOWN_MAX
+            && let Some((_, oldest)) = self.known.pop_lru()
+        {
+            cache.retire(&oldest.cached);
+        }
+        Closed::Known(device)
     }
 
     pub(super) fn live(&self, identity: &Identity) -> Option<Arc<Device>> {
@@ -138,12 +182,19 @@ impl Registry {
         }
     }
 
-    pub(super) fn forget(&mut self, identity: &Identity, cache: &Cache) {
+    /// The last name is gone; a device without a handle is returned.
+    pub(super) fn forget(&mut self, identity: &Identity, cache: &Cache) -> Option<Arc<Device>> {
         if let Some(live) = self.live.get_mut(identity) {
             live.unlinked = true;
-        } else if let Some(known) = self.known.pop(identity) {
+            return match self.rest(identity, cache) {
+                Closed::Dropped(device) => Some(device),
+                _ => None,
+            };
+        }
+        if let Some(known) = self.known.pop(identity) {
             cache.retire(&known.cached);
         }
+        None
     }
 
     pub(super) fn set_path(&mut self, identity: &Identity, path: PathBuf) {
@@ -155,7 +206,11 @@ impl Registry {
     }
 
     pub(super) fn open_count(&self) -> usize {
-        self.live.len()
+        self.live.values().filter(|live| live.handles > 0).count()
+    }
+
+    pub(super) fn path(&self, identity: &Identity) -> Option<&PathBuf> {
+        self.live.get(identity).map(|live| &live.path)
     }
 
     pub(super) fn unit_of(&self, identity: &Identity) -> Option<u32> {
@@ -167,7 +222,8 @@ impl Registry {
     }
 
     pub(super) fn snapshots(&self) -> Vec<DeviceSnapshot> {
-        let live = self.live.values().map(|live| (live.device.cached(), &live.path, true));
+        let live = self.live.values();
+        let live = live.map(|live| (live.device.cached(), &live.path, live.handles > 0));
         let known = self.known.iter().map(|(_, known)| (&known.cached, &known.path, false));
         live.chain(known)
             .map(|(cached, path, open)| DeviceSnapshot {

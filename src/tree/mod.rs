@@ -10,6 +10,8 @@ pub use host::HostTree;
 
 use crate::device::BlockDevice;
 use crate::error::Result;
+use crate::journal::DeviceIdentity;
+use crate::store::recovery::Resolver;
 pub use crate::units::{Identity, Timestamp};
 
 /// The number of a live inode, as the kernel knows it; `ROOT` is the root's.
@@ -231,6 +233,23 @@ pub trait Tree: Send + Sync {
 
     /// removexattr(2).
     fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<()>;
+
+    /// What a journal can know a regular file by for ever (J12); None where the source has no such
+    /// thing: its writes are never journaled. `path` is where it is now.
+    fn record(&self, _node: NodeId) -> Result<Option<DeviceIdentity>> {
+        Ok(None)
+    }
+
+    /// Finds files by what a journal knows them by.
+    fn resolver(&self) -> Option<&dyn Resolver> {
+        None
+    }
+
+    /// Makes every name of the source durable (one call for each of its filesystems that was
+    /// touched).
+    fn sync_names(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Inodes known and descriptors held, for statistics.
     fn load(&self) -> (usize, usize);

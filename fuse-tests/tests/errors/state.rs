@@ -40,7 +40,7 @@ fn killed(t: &Place, source: &str, more: &str) -> PathBuf {
     let journal: Journal = state.recovered.start().unwrap();
     state.mark.dirty().unwrap();
     let identity = DeviceIdentity { path: b"a.img".to_vec(), ..DeviceIdentity::default() };
-    journal.set_device(DeviceId(1), &identity).unwrap();
+    journal.set_device(DeviceId(1), &identity, 0).unwrap();
     let change = Change::Data(&[7; 4096]);
     let mtime = Timestamp::default();
     let entry = Entry { device: DeviceId(1), offset: 0, change, size_after: 4096, mtime };

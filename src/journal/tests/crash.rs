@@ -96,7 +96,7 @@ fn history(steps: u64, mutants: Mutants) -> History {
         History { log, home, writes: Vec::new(), barriers: vec![(0, 0)], newest, freed: 0 };
     let mut random = Random::new(SEED);
     let journal = Recovered::open(device, mutants).unwrap().start().unwrap();
-    journal.set_device(DEVICE, &identity("a.img")).unwrap();
+    journal.set_device(DEVICE, &identity("a.img"), 0).unwrap();
     for _ in 0..steps {
         // Few barriers and frees of its own accord: mostly the tail goes because room is needed,
         // and its slot is reused at once.

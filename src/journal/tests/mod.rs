@@ -37,7 +37,7 @@ fn recover(device: &Arc<Memory>) -> Recovered {
 
 fn started(device: &Arc<Memory>) -> Journal {
     let journal = recover(device).start().unwrap();
-    journal.set_device(DEVICE, &identity("a.img")).unwrap();
+    journal.set_device(DEVICE, &identity("a.img"), 0).unwrap();
     journal
 }
 

@@ -200,7 +200,7 @@ fn history(seed: u64, mutants: Mutants) -> std::result::Result<Counts, String> {
         let journal = recovered.start().map_err(fails)?;
         // What replay gave is durable once the journal has started.
         model.durable = model.acked;
-        journal.set_device(DEVICE, &identity("a.img")).map_err(fails)?;
+        journal.set_device(DEVICE, &identity("a.img"), 0).map_err(fails)?;
         if !model.random.one_in(3) {
             device.fail_after(10 + model.random.below(120));
         }

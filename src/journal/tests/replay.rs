@@ -115,7 +115,7 @@ fn j9_a_bad_record_is_corruption_only_if_it_was_durable() {
     assert_eq!(recover(&cut).start().unwrap_err().kind, Kind::Corrupt);
     // The user accepts the loss: the new generation goes on, and the old records are history.
     let journal = recover(&cut).start_past_corruption().unwrap();
-    journal.set_device(DEVICE, &identity("a.img")).unwrap();
+    journal.set_device(DEVICE, &identity("a.img"), 0).unwrap();
     data(&journal, 0, b"five");
     assert_eq!(recover(&cut).corruption(), None);
     assert_eq!(payloads(&cut), [&b"one"[..], b"five"]);
@@ -188,7 +188,7 @@ fn a_revoke_cancels_older_records_of_its_range() {
     append(&journal, &[entry(20, Change::Revoke(60))]);
     data(&journal, 30, &[2; 10]);
     let other = DeviceId(8);
-    journal.set_device(other, &identity("b.img")).unwrap();
+    journal.set_device(other, &identity("b.img"), 0).unwrap();
     append(&journal, &[Entry { device: other, ..entry(0, Change::Revoke(1000)) }]);
     let live = |kind| {
         let seen = all(&recover(&device)).into_iter();
@@ -216,7 +216,7 @@ fn a_device_record_precedes_the_first_record_of_its_device_in_each_segment() {
     for index in 0..70 {
         data(&journal, index, &[1; 1000]);
     }
-    journal.set_device(DEVICE, &identity("renamed.img")).unwrap();
+    journal.set_device(DEVICE, &identity("renamed.img"), 0).unwrap();
     data(&journal, 0, b"after the rename");
     append(&journal, &[entry(0, Change::Opaque(16, b"meta")), entry(0, Change::Checkpoint(b""))]);
     let mut known = std::collections::HashMap::new();

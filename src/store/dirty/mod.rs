@@ -22,7 +22,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) use self::plan::{HomeOp, Limits, OpKind, Part, Planned};
+pub(super) use self::plan::{HomeOp, Limits, OpKind, Part};
 use crate::journal::Placed;
 use crate::units::{DeviceId, Extent, Timestamp};
 
@@ -36,6 +36,13 @@ pub(super) enum Body {
     Data { at: u64, length: u32, crc: u32, skip: u32 },
     /// Zeros.
     Zero,
+}
+
+impl Body {
+    /// The payload of a data record.
+    pub(super) fn of(placed: &Placed) -> Body {
+        Body::Data { at: placed.at, length: placed.length as u32, crc: placed.payload_crc, skip: 0 }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,11 +134,13 @@ pub(super) struct DirtyMap {
     ctime: Timestamp,
     /// The device's own size, as home operations left it.
     home_size: u64,
-    /// Operations in flight: their name and what they may not share with others (J6).
-    flying: Vec<(u64, Extent)>,
+    /// Operations in flight: their name, what they may not share with others (J6), their start.
+    flying: Vec<(u64, Extent, u64)>,
     next_op: u64,
     cursor: u64,
     syncing: bool,
+    /// An error of home writes was told to somebody else while a sync ran.
+    spoiled: bool,
     /// Bytes of data pieces: all, and those not written home yet.
     data_bytes: u64,
     waiting_bytes: u64,
@@ -151,7 +160,7 @@ pub(super) struct Load {
     pub(super) written: u64,
     pub(super) written_since_ms: u64,
     pub(super) flying: usize,
-    pub(super) syncing: bool,
+    pub(super) oldest_io_ms: Option<u64>,
 }
 
 impl DirtyMap {
@@ -175,7 +184,7 @@ impl DirtyMap {
         self.pieces.len()
     }
 
-    /// The device changed its size outside the journal.
+    /// The device has this size, by what happened outside the journal.
     pub(super) fn set_home_size(&mut self, bytes: u64) {
         self.home_size = bytes;
     }
@@ -186,6 +195,7 @@ impl DirtyMap {
     }
 
     /// The size a record says; None if the device's own is right.
+    #[cfg(test)]
     pub(super) fn size(&self) -> Option<u64> {
         self.size.map(|size| size.bytes)
     }
@@ -254,14 +264,16 @@ impl DirtyMap {
             let (at, to) = (start.max(*from), end.min(piece.end));
             if at < to {
                 let extent = Extent { offset: at, len: to - at };
-                found.push(Known {
-                    extent,
-                    seq: piece.seq,
-                    body: skipped(piece.body, at - from),
-                });
+                found.push(Known { extent, seq: piece.seq, body: skipped(piece.body, at - from) });
             }
         }
         found
+    }
+
+    /// The piece over a byte, and its end.
+    pub(super) fn at(&self, at: u64) -> Option<(Body, u64)> {
+        let (_, piece) = self.pieces.range(..=at).next_back()?;
+        (piece.end > at).then_some((piece.body, piece.end))
     }
 
     /// Whether a range has any piece.
@@ -282,7 +294,8 @@ impl DirtyMap {
     /// Live records up to a sequence, to be copied forward: the pieces as they are now, and the
     /// size and time that records up to there say.
     pub(super) fn live_up_to(&self, seq: u64) -> (Vec<Known>, Option<u64>, Option<Timestamp>) {
-        let both = self.waiting.range(..=(seq, u64::MAX)).chain(self.busy.range(..=(seq, u64::MAX)));
+        let both =
+            self.waiting.range(..=(seq, u64::MAX)).chain(self.busy.range(..=(seq, u64::MAX)));
         let known = |(seq, start): &(u64, u64)| {
             let piece = self.pieces.get(start)?;
             let extent = Extent { offset: *start, len: piece.end - start };
@@ -293,17 +306,24 @@ impl DirtyMap {
         (both.filter_map(known).collect(), size, time.map(|time| time.mtime))
     }
 
-    /// A record was copied forward: its piece, if it is still that one, lives there now.
-    pub(super) fn moved(&mut self, old_seq: u64, fresh: &Fresh) {
-        let Some(piece) = self.pieces.get(&fresh.extent.offset).copied() else { return };
-        if piece.seq != old_seq || piece.end != fresh.extent.end() {
+    /// Whether a piece is still as it was found.
+    pub(super) fn has(&self, known: &Known) -> bool {
+        self.pieces.get(&known.extent.offset).is_some_and(|piece| {
+            piece.seq == known.seq && piece.end == known.extent.end() && piece.body == known.body
+        })
+    }
+
+    /// A piece was copied forward: it lies in these records now, in the state that it is in.
+    pub(super) fn moved(&mut self, known: &Known, parts: &[Fresh]) {
+        if !self.has(known) {
             return;
         }
-        self.unindex(fresh.extent.offset, &piece);
-        let moved =
-            Piece { seq: fresh.seq, write_seq: fresh.write_seq, body: fresh.body, ..piece };
-        self.index(fresh.extent.offset, &moved);
-        self.pieces.insert(fresh.extent.offset, moved);
+        let Some(piece) = self.take(known.extent.offset) else { return };
+        for part in parts {
+            let Fresh { seq, write_seq, body, .. } = *part;
+            let end = part.extent.end();
+            self.put(part.extent.offset, Piece { end, seq, write_seq, body, ..piece });
+        }
     }
 
     /// The record of size or time was copied forward.
@@ -348,7 +368,7 @@ impl DirtyMap {
             written: self.written + u64::from(self.size_is_written()) + u64::from(time_only),
             written_since_ms: self.written_since_ms,
             flying: self.flying.len(),
-            syncing: self.syncing,
+            oldest_io_ms: self.flying.iter().map(|(.., started)| *started).min(),
         }
     }
 

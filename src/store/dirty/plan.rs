@@ -5,7 +5,9 @@
 //! zeros past its end are true already. A truncate goes home as a truncate, any other zeros as a
 //! hole.
 
+use super::super::writeback::view::Pick;
 use super::{Body, DirtyMap, Extent, SizeRecord, State, Timestamp, record_of};
+use crate::clock;
 use crate::journal::Placed;
 
 /// Neighbours are written in one call up to this many bytes.
@@ -14,14 +16,12 @@ const COALESCED_MAX: u64 = 1 << 20;
 /// What a pass may take.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::store) struct Limits {
-    /// Pieces.
-    pub(in crate::store) pieces: usize,
-    /// Bytes.
-    pub(in crate::store) bytes: u64,
     /// Operations.
     pub(in crate::store) ops: usize,
-    /// Only what a record up to this sequence says: the journal's tail.
-    pub(in crate::store) tail_seq: Option<u64>,
+    /// Bytes; one piece is always taken.
+    pub(in crate::store) bytes: u64,
+    /// Which pieces.
+    pub(in crate::store) pick: Pick,
     /// The baseline: one piece an operation, and the pass ends where the next does not follow.
     pub(in crate::store) contiguous: bool,
     /// The journal is durable up to here.
@@ -79,9 +79,9 @@ impl DirtyMap {
     /// Takes the next operations, which are in flight from now on.
     pub(in crate::store) fn plan(&mut self, limits: &Limits) -> Planned {
         let mut planned = Planned::default();
-        let (mut pieces, mut bytes) = (limits.pieces, limits.bytes);
+        let mut bytes = limits.bytes;
         for start in self.candidates(limits) {
-            if pieces == 0 || bytes == 0 || planned.ops.len() >= limits.ops {
+            if bytes == 0 || planned.ops.len() >= limits.ops {
                 break;
             }
             let Some(piece) = self.pieces.get(&start).filter(|p| p.state == State::Dirty) else {
@@ -89,44 +89,50 @@ impl DirtyMap {
             };
             if piece.body == Body::Zero {
                 self.plan_zero(start, limits, &mut planned);
-                pieces -= 1;
                 continue;
             }
             let follows = planned.ops.last().is_none_or(|last| last.extent.end() == start);
             if limits.contiguous && !follows {
                 break;
             }
-            let (took, len) = self.plan_data(start, pieces, bytes, limits, &mut planned);
-            pieces -= took;
-            bytes = bytes.saturating_sub(len);
+            bytes = bytes.saturating_sub(self.plan_data(start, bytes, limits, &mut planned));
         }
         self.plan_size(limits, &mut planned);
         planned
     }
 
-    /// Where to look for work, some more than the limits need: from the cursor on and around, or
-    /// what holds the tail.
+    /// Where to look for work, some more than the limits need: from the cursor on and around, what
+    /// holds the tail, or what is old.
     fn candidates(&self, limits: &Limits) -> Vec<u64> {
-        let most = limits.pieces.saturating_mul(2).saturating_add(64);
-        match limits.tail_seq {
-            Some(seq) => {
-                let tail = self.waiting.range(..=(seq, u64::MAX));
-                tail.take(most).map(|(_, start)| *start).collect()
+        let most = limits.ops.saturating_mul(4).saturating_add(64);
+        let around = || self.places.range(self.cursor..).chain(self.places.range(..self.cursor));
+        let in_order = |mut starts: Vec<u64>| {
+            starts.sort_unstable_by_key(|start| (*start < self.cursor, *start));
+            starts
+        };
+        match limits.pick {
+            Pick::Any => around().take(most).copied().collect(),
+            Pick::TailFirst(seq) => {
+                let tail = self.waiting.range(..=(seq, u64::MAX)).take(most);
+                let mut starts = in_order(tail.map(|(_, start)| *start).collect());
+                starts.extend(around().take(most));
+                starts
             }
-            None => {
-                let ahead = self.places.range(self.cursor..);
-                ahead.chain(self.places.range(..self.cursor)).take(most).copied().collect()
+            Pick::DirtySince(ms) => {
+                let old = |start: &u64| self.pieces.get(start).is_some_and(|p| p.since_ms <= ms);
+                let waiting = self.waiting.iter().map(|(_, start)| *start);
+                in_order(waiting.take_while(old).take(most).collect())
             }
         }
     }
 
     fn is_free(&self, extent: &Extent) -> bool {
-        !self.flying.iter().any(|(_, other)| other.overlaps(extent))
+        !self.flying.iter().any(|(_, other, _)| other.overlaps(extent))
     }
 
     fn fly(&mut self, claim: Extent) -> u64 {
         self.next_op += 1;
-        self.flying.push((self.next_op, claim));
+        self.flying.push((self.next_op, claim, clock::now_ms()));
         self.next_op
     }
 
@@ -152,15 +158,8 @@ impl DirtyMap {
         planned.ops.push(HomeOp { id, extent, covers: between(start, piece.end), kind });
     }
 
-    /// One write, from `start` on; the pieces and bytes it took.
-    fn plan_data(
-        &mut self,
-        start: u64,
-        most: usize,
-        bytes: u64,
-        limits: &Limits,
-        planned: &mut Planned,
-    ) -> (usize, u64) {
+    /// One write, from `start` on; the bytes it took.
+    fn plan_data(&mut self, start: u64, bytes: u64, limits: &Limits, planned: &mut Planned) -> u64 {
         let mut parts = Vec::new();
         let mut starts = Vec::new();
         let mut end = start;
@@ -168,7 +167,7 @@ impl DirtyMap {
             let is_data = piece.body != Body::Zero && piece.state == State::Dirty;
             let len = piece.end - end;
             let full = !starts.is_empty() && end - start + len > COALESCED_MAX.min(bytes);
-            if !is_data || starts.len() >= most || full {
+            if !is_data || full {
                 break;
             }
             if limits.contiguous && !starts.is_empty() {
@@ -195,16 +194,15 @@ impl DirtyMap {
             end = piece.end;
         }
         if starts.is_empty() {
-            return (1, 0);
+            return 0;
         }
         let extent = between(start, end);
         let id = self.fly(units(extent, limits.unit));
-        let took = starts.len();
         starts.into_iter().for_each(|start| self.set_state(start, State::Writing(id)));
         self.cursor = end;
         let kind = OpKind::Write(parts);
         planned.ops.push(HomeOp { id, extent, covers: extent, kind });
-        (took, extent.len)
+        extent.len
     }
 
     /// Data lies past the device's end: it gets the size applications see, once that is durable.
@@ -250,7 +248,7 @@ impl DirtyMap {
 
     /// An operation came to its end.
     pub(in crate::store) fn complete(&mut self, op: &HomeOp, ok: bool, now_ms: u64) {
-        self.flying.retain(|(id, _)| *id != op.id);
+        self.flying.retain(|(id, ..)| *id != op.id);
         let state = if ok { State::Written } else { State::Dirty };
         let was_written = self.load_written();
         for start in self.mine(op) {
@@ -301,7 +299,7 @@ impl DirtyMap {
 
     /// The end of such a change.
     pub(in crate::store) fn end_direct(&mut self, id: u64) {
-        self.flying.retain(|(other, _)| *other != id);
+        self.flying.retain(|(other, ..)| *other != id);
     }
 
     /// A sync of the device begins: it covers what is written now (J4). Some if it takes the last
@@ -328,10 +326,17 @@ impl DirtyMap {
         }))
     }
 
+    /// A sync by somebody else failed: the error may be of home writes, and is told only once.
+    pub(in crate::store) fn spoil(&mut self) {
+        let syncing = self.syncing;
+        self.end_sync(false);
+        (self.syncing, self.spoiled) = (syncing, syncing);
+    }
+
     /// The sync ended. After a failure everything since the last good one is dirty again (J11).
     pub(in crate::store) fn end_sync(&mut self, ok: bool) {
         self.syncing = false;
-        if !ok {
+        if !ok || std::mem::take(&mut self.spoiled) {
             for state in [State::Syncing, State::Written] {
                 self.in_state(state).into_iter().for_each(|s| self.set_state(s, State::Dirty));
             }

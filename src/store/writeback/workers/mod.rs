@@ -59,7 +59,7 @@ impl Workers {
             Task::Write(job) if self.stopped.load(SeqCst) => job.fail(after_stop()),
             Task::Write(job) => match (&self.rings, job.device.raw()) {
                 (Some(rings), Some(raw)) if job.has_middle(&raw) => rings.submit(job, raw),
-                _ => self.plain.run(Box::new(move || write_plainly(job))),
+                _ => self.plain.run(Box::new(move || write_now(job))),
             },
         }
     }
@@ -91,7 +91,8 @@ fn after_stop() -> Error {
     Error::new(Kind::Busy, "write home", "after the stop")
 }
 
-fn write_plainly(job: Job) {
+/// Writes a job here and now.
+pub(crate) fn write_now(job: Job) {
     // The file system's alignment is not known here; a page is right nearly always, and a device
     // copies where it is not.
     if let Some(filled) = Filled::fill(job, 0, crate::sys::aligned::DIRECT_ALIGN as u64) {

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use super::job::{Filled, Job};
 use super::pool::{Pool, QUEUE, STACK_BYTES, join};
-use super::{after_stop, write_plainly};
+use super::{after_stop, write_now};
 use crate::device::RawTarget;
 use crate::error::{Error, OpContext, Result};
 use crate::sys::uring::{Completion, Ring, RingWrite, Waker};
@@ -236,7 +236,7 @@ impl Worker {
         let Some(mut filled) = Filled::fill(job, raw.offset, raw.align) else { return Ok(()) };
         match filled.take_middle(&raw) {
             Some((run, at)) => self.write(Flight { filled, raw, run, at, retries: 0 }),
-            None => self.write_plainly(filled),
+            None => self.write_now(filled),
         }
         self.ring.flush()
     }
@@ -265,10 +265,10 @@ impl Worker {
     /// Leaves to a plain thread what the ring could not write, and the ragged ends.
     fn leave(&self, mut flight: Flight) {
         flight.filled.put_back(flight.run);
-        self.write_plainly(flight.filled);
+        self.write_now(flight.filled);
     }
 
-    fn write_plainly(&self, filled: Filled) {
+    fn write_now(&self, filled: Filled) {
         self.plain.run(Box::new(move || filled.write_rest()));
     }
 
@@ -287,7 +287,7 @@ impl Worker {
                 if flight.filled.is_written() {
                     flight.filled.tell(Ok(()));
                 } else {
-                    self.write_plainly(flight.filled);
+                    self.write_now(flight.filled);
                 }
             }
             // Short: it goes on at the last aligned place.
@@ -330,7 +330,7 @@ impl Worker {
             flight.filled.tell(Err(Error::os("write", Errno::IO)));
         }
         while let Ok(Queued { job, .. }) = self.queue.recv() {
-            self.plain.run(Box::new(move || write_plainly(job)));
+            self.plain.run(Box::new(move || write_now(job)));
         }
     }
 }

@@ -1,0 +1,540 @@
+//! A device's changes by way of the journal (STORE 1): the acknowledgement path of writeback.
+//!
+//! States of a device: journaled (writeback mode, or not clean since) -> clean -> direct, and back.
+//! A write reserves room with no lock held (the only place a writer waits), then takes the device's
+//! `dirty` lock and, inside, the journal's append lock: so its record, its piece in the map and its
+//! bytes in the cache come in one order. Direct changes of a device of which the ring still has
+//! records need a durable Revoke first (J14), and count as home writes in flight (J6).
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use parking_lot::MutexGuard;
+
+use super::device::Device;
+use super::dirty::{Body, DirtyMap, Fresh};
+use super::writeback::Writeback;
+use crate::cache::Verdict;
+use crate::clock;
+use crate::config::CacheMode;
+use crate::device::Range;
+use crate::error::{Error, Kind, Result};
+use crate::journal::{Appended, Change, DeviceIdentity, Entry, Reservation};
+use crate::units::{Extent, Timestamp};
+
+/// How far ahead of a stream of writes its range may be revoked.
+const REVOKE_AHEAD: u64 = 64 << 20;
+
+/// What `Device.dirty` guards.
+pub(super) struct Journaled {
+    pub(super) map: DirtyMap,
+    /// What the journal knows it by; without it nothing of it is journaled.
+    record: Option<DeviceIdentity>,
+    /// The journal knows the record.
+    announced: bool,
+    /// The last sequence of its last append: what its fsync waits for.
+    pub(super) last_seq: u64,
+    /// The last sequence that replay would bring back.
+    pub(super) replayable: u64,
+    /// A durable Revoke of this range, with nothing journaled there since.
+    ahead: Option<Extent>,
+    /// Changes outside the journal that are in flight: journaled ones wait for them.
+    directs: usize,
+    /// No name is left.
+    pub(super) unlinked: bool,
+}
+
+impl Journaled {
+    pub(super) fn new(home_size: u64) -> Journaled {
+        Journaled {
+            map: DirtyMap::new(home_size),
+            record: None,
+            announced: false,
+            last_seq: 0,
+            replayable: 0,
+            ahead: None,
+            directs: 0,
+            unlinked: false,
+        }
+    }
+
+    /// The device has a new last record.
+    pub(super) fn appended(&mut self, seq: u64) {
+        (self.last_seq, self.replayable) = (seq, seq);
+    }
+
+    /// Recovery found this record; the journal has to be told anew.
+    pub(super) fn know(&mut self, record: DeviceIdentity) {
+        self.record = Some(record);
+    }
+}
+
+/// A change outside the journal in flight; over when dropped.
+struct Direct<'a> {
+    device: &'a Device,
+    id: u64,
+    /// Journaled changes wait for it: it is not ordered with them.
+    excludes: bool,
+}
+
+impl Drop for Direct<'_> {
+    fn drop(&mut self) {
+        let mut dirty = self.device.dirty.lock();
+        dirty.map.end_direct(self.id);
+        dirty.directs -= usize::from(self.excludes);
+    }
+}
+
+/// Where a change of the journal leaves the device.
+struct After {
+    size: u64,
+    mtime: Timestamp,
+}
+
+impl Device {
+    /// What the journal shall know the device by. Without it, its writes are never journaled.
+    pub fn journal_as(&self, record: DeviceIdentity) {
+        let mut dirty = self.dirty.lock();
+        if dirty.record.as_ref() != Some(&record) {
+            dirty.record = Some(record);
+            dirty.announced = false;
+        }
+    }
+
+    /// Whether the journal can know it.
+    pub fn has_record(&self) -> bool {
+        self.dirty.lock().record.is_some()
+    }
+
+    /// It goes by another path: recovery's fallback.
+    pub(super) fn record_path(&self, path: &std::path::Path) {
+        use std::os::unix::ffi::OsStrExt;
+        let mut dirty = self.dirty.lock();
+        if let Some(record) = dirty.record.as_mut() {
+            record.path = path.as_os_str().as_bytes().to_vec();
+            dirty.announced = false;
+        }
+    }
+
+    fn journals(&self, writeback: &Writeback) -> bool {
+        self.shared.tunables.cache_mode() == CacheMode::Writeback
+            && writeback.takes_writes()
+            && self.dirty.lock().record.is_some()
+    }
+
+    pub(super) fn write_with(&self, wb: &Writeback, offset: u64, data: &[u8]) -> Result<()> {
+        self.used();
+        let extent = Extent { offset, len: data.len() as u64 };
+        if !self.journals(wb) {
+            let _direct = self.enter_direct(wb, extent)?;
+            return self.write_through(offset, data);
+        }
+        self.may_write(wb, extent)?;
+        let cache = &self.shared.cache;
+        let verdict = cache.plan_write(&self.cached, offset, extent.len, &self.shared.tunables);
+        if verdict != Verdict::Stream {
+            return self.append_data(wb, offset, data, verdict == Verdict::Insert);
+        }
+        let start = offset.next_multiple_of(wb.unit()).min(extent.end());
+        let end = (extent.end() & !(wb.unit() - 1)).max(start);
+        let (head, rest) = data.split_at((start - offset) as usize);
+        let (middle, tail) = rest.split_at((end - start) as usize);
+        if !head.is_empty() {
+            self.append_data(wb, offset, head, false)?;
+        }
+        if !middle.is_empty() && !self.write_around(wb, start, middle)? {
+            self.append_data(wb, start, middle, false)?;
+        }
+        if !tail.is_empty() {
+            self.append_data(wb, end, tail, false)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what could never go home: a degraded device that has its share, a full source.
+    fn may_write(&self, wb: &Writeback, extent: Extent) -> Result<()> {
+        if self.refused.load(Relaxed) {
+            let why = "degraded: its share of the journal is full";
+            return Err(Error::new(Kind::Io, "write", why));
+        }
+        if wb.has_space(&*self.file, self.identity.dev, extent.len) {
+            return Ok(());
+        }
+        let ends_inside = extent.end() <= self.dirty.lock().map.home_size();
+        let allocated = ends_inside && self.file.seek(extent.offset, true)? >= extent.end();
+        let known = self.dirty.lock().map.lookup(extent);
+        let promised: u64 = known
+            .iter()
+            .filter(|known| known.body != Body::Zero)
+            .map(|known| known.extent.len)
+            .sum();
+        if allocated || promised == extent.len {
+            return Ok(());
+        }
+        Err(Error::os("write", rustix::io::Errno::NOSPC))
+    }
+
+    /// The dirty lock for a journaled change: none outside the journal is in flight, and a clean
+    /// map knows the device's size.
+    fn lock_journaled(&self, wb: &Writeback) -> MutexGuard<'_, Journaled> {
+        loop {
+            let mut dirty = self.dirty.lock();
+            if dirty.directs == 0 {
+                if dirty.map.is_clean() {
+                    let size = self.size();
+                    dirty.map.set_home_size(size);
+                }
+                return dirty;
+            }
+            drop(dirty);
+            wb.wait_a_little();
+        }
+    }
+
+    fn append_data(&self, wb: &Writeback, offset: u64, data: &[u8], insert: bool) -> Result<()> {
+        let change = Change::Data(data);
+        let mut room = wb.reserve(self, &[change])?;
+        let end = offset + data.len() as u64;
+        let mut dirty = self.lock_journaled(wb);
+        let old = self.size();
+        let after = After { size: old.max(end), mtime: clock::wall() };
+        let appended = self.append(wb, &mut dirty, &mut room, offset, change, &after)?;
+        let pieces = dirty.map.len();
+        for placed in &appended.records {
+            let extent = Extent { offset: placed.offset, len: placed.length };
+            let seqs = (placed.seq, appended.seq);
+            self.insert(wb, &mut dirty, extent, seqs, Body::of(placed));
+        }
+        if after.size != old {
+            self.resized(&mut dirty, after.size, &appended);
+        }
+        dirty.map.note_change(after.mtime);
+        self.shared.cache.update(&self.cached, offset, data, insert, after.size);
+        self.changed(wb, dirty, pieces);
+        Ok(())
+    }
+
+    /// Appends one change of this device. The caller holds its dirty lock.
+    fn append(
+        &self,
+        wb: &Writeback,
+        dirty: &mut Journaled,
+        room: &mut Reservation,
+        offset: u64,
+        change: Change<'_>,
+        after: &After,
+    ) -> Result<Appended> {
+        if !dirty.announced {
+            let unknown = || Error::new(Kind::Internal, "journal write", "no record of the file");
+            let record = dirty.record.as_ref().ok_or_else(unknown)?;
+            wb.journal.set_device(self.cached.id, record, self.size())?;
+            dirty.announced = true;
+        }
+        let (size_after, mtime) = (after.size, after.mtime);
+        let device = self.cached.id;
+        let entry = Entry { device, offset, change, size_after, mtime };
+        let appended = wb.journal.append(room, &[entry])?;
+        dirty.last_seq = appended.seq;
+        match change {
+            Change::Revoke(_) => {}
+            _ => dirty.replayable = appended.seq,
+        }
+        Ok(appended)
+    }
+
+    fn insert(
+        &self,
+        wb: &Writeback,
+        dirty: &mut Journaled,
+        extent: Extent,
+        (seq, write_seq): (u64, u64),
+        body: Body,
+    ) {
+        if dirty.ahead.is_some_and(|ahead| ahead.overlaps(&extent)) {
+            dirty.ahead = None;
+        }
+        let now_ms = clock::now_ms();
+        let absorbed = dirty.map.insert(Fresh { extent, seq, write_seq, now_ms, body });
+        wb.absorbed(absorbed);
+    }
+
+    fn resized(&self, dirty: &mut Journaled, bytes: u64, appended: &Appended) {
+        // The first record says the size; the last one's durability says that it counts.
+        let first = appended.records.first().map_or(appended.seq, |placed| placed.seq);
+        dirty.map.set_size(bytes, first, appended.seq, clock::now_ms());
+        self.note_size(bytes);
+    }
+
+    /// A change is in the map: the device is dirty, and writeback hears of it.
+    fn changed(&self, wb: &Writeback, dirty: MutexGuard<'_, Journaled>, pieces_before: usize) {
+        self.note_touch();
+        wb.pieces_changed(pieces_before, dirty.map.len());
+        self.publish(wb, &dirty);
+        drop(dirty);
+        wb.ring();
+    }
+
+    /// Tells those who look without the lock. Under it, so that none of it is ever late.
+    pub(super) fn publish(&self, wb: &Writeback, dirty: &Journaled) {
+        let is_dirty = !dirty.map.is_clean();
+        self.has_pieces.store(!dirty.map.has_no_pieces(), SeqCst);
+        if self.is_dirty.swap(is_dirty, SeqCst) != is_dirty {
+            wb.list(self, is_dirty);
+        }
+    }
+
+    pub(super) fn set_size_with(&self, wb: &Writeback, bytes: u64) -> Result<()> {
+        self.used();
+        if !self.journals(wb) {
+            let _direct = self.enter_direct(wb, Extent { offset: 0, len: u64::MAX })?;
+            return self.set_size_through(bytes);
+        }
+        let mut room = wb.reserve(self, &[Change::Truncate])?;
+        let mut dirty = self.lock_journaled(wb);
+        let after = After { size: bytes, mtime: clock::wall() };
+        let appended = self.append(wb, &mut dirty, &mut room, bytes, Change::Truncate, &after)?;
+        let pieces = dirty.map.len();
+        let extent = Extent { offset: bytes, len: u64::MAX - bytes };
+        self.insert(wb, &mut dirty, extent, (appended.seq, appended.seq), Body::Zero);
+        self.resized(&mut dirty, bytes, &appended);
+        dirty.map.note_change(after.mtime);
+        self.shared.cache.set_size(&self.cached, bytes);
+        self.changed(wb, dirty, pieces);
+        Ok(())
+    }
+
+    pub(super) fn change_range_with(
+        &self,
+        wb: &Writeback,
+        what: Range,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        self.used();
+        if !self.journals(wb) {
+            let _direct = self.enter_direct(wb, Extent { offset, len })?;
+            return self.change_range_through(what, offset, len);
+        }
+        match what {
+            Range::Allocate => self.allocate(offset, len),
+            Range::AllocateGrow => {
+                self.allocate(offset, len)?;
+                self.append_size(wb, offset + len)
+            }
+            Range::Punch | Range::ZeroKeep => self.append_zeros(wb, offset, len, false),
+            Range::ZeroGrow => self.append_zeros(wb, offset, len, true),
+        }
+    }
+
+    /// Allocation changes no byte: it is done at home, at once, without touching the size there.
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.note_change();
+        self.file.change_range(Range::Allocate, offset, len)
+    }
+
+    /// The device is at least this long.
+    fn append_size(&self, wb: &Writeback, bytes: u64) -> Result<()> {
+        let change = Change::Data(&[]);
+        let mut room = wb.reserve(self, &[change])?;
+        let mut dirty = self.lock_journaled(wb);
+        if self.size() >= bytes {
+            return Ok(());
+        }
+        let after = After { size: bytes, mtime: clock::wall() };
+        let appended = self.append(wb, &mut dirty, &mut room, bytes, change, &after)?;
+        let pieces = dirty.map.len();
+        self.resized(&mut dirty, bytes, &appended);
+        dirty.map.note_change(after.mtime);
+        self.changed(wb, dirty, pieces);
+        Ok(())
+    }
+
+    fn append_zeros(&self, wb: &Writeback, offset: u64, len: u64, grows: bool) -> Result<()> {
+        let mut room = wb.reserve(self, &[Change::Zero(len)])?;
+        let mut dirty = self.lock_journaled(wb);
+        let old = self.size();
+        let size = if grows { old.max(offset + len) } else { old };
+        let len = len.min(size.saturating_sub(offset));
+        let after = After { size, mtime: clock::wall() };
+        let change = Change::Zero(len);
+        let appended = self.append(wb, &mut dirty, &mut room, offset, change, &after)?;
+        let pieces = dirty.map.len();
+        let extent = Extent { offset, len };
+        self.insert(wb, &mut dirty, extent, (appended.seq, appended.seq), Body::Zero);
+        if size != old {
+            self.resized(&mut dirty, size, &appended);
+        }
+        dirty.map.note_change(after.mtime);
+        self.shared.cache.invalidate(&self.cached, extent);
+        self.changed(wb, dirty, pieces);
+        Ok(())
+    }
+
+    /// utimens of a dirty device: a record, which wins over the writes' own mtime. False if the
+    /// device is clean: then it is the source's business.
+    pub fn set_mtime(&self, mtime: Timestamp) -> Result<bool> {
+        let Some(wb) = self.shared.writeback() else { return Ok(false) };
+        if !self.is_dirty.load(SeqCst) {
+            return Ok(false);
+        }
+        let change = Change::Attr(&[]);
+        let mut room = wb.reserve(self, &[change])?;
+        let mut dirty = self.lock_journaled(wb);
+        if dirty.map.is_clean() {
+            return Ok(false);
+        }
+        let after = After { size: self.size(), mtime };
+        let appended = self.append(wb, &mut dirty, &mut room, 0, change, &after)?;
+        let pieces = dirty.map.len();
+        dirty.map.set_mtime(mtime, clock::wall(), appended.seq);
+        self.changed(wb, dirty, pieces);
+        Ok(true)
+    }
+
+    /// Attributes of it changed at the source.
+    pub fn note_attributes(&self) {
+        self.note_unsynced();
+        if self.is_dirty.load(SeqCst) {
+            self.dirty.lock().map.note_ctime(clock::wall());
+        }
+    }
+
+    /// Everything acknowledged of this device is durable in the journal when this returns.
+    pub(super) fn barrier(&self, wb: &Writeback) -> Result<()> {
+        let seq = self.dirty.lock().last_seq;
+        self.shared.cache.reset_write_streams(&self.cached);
+        wb.journal.barrier_to(seq)
+    }
+
+    /// Whether replay would bring back bytes of it over what is changed outside the journal.
+    fn needs_revoke(&self, wb: &Writeback, dirty: &Journaled) -> bool {
+        let tail = wb.journal.tail();
+        !wb.mutants.skip_revoke
+            && dirty.replayable > 0
+            && tail.is_some_and(|tail| tail.first_seq <= dirty.replayable)
+    }
+
+    /// Registers a change outside the journal: waits until the device is clean, voids what the
+    /// ring still has of it (J14), waits for home writes nearby (J6).
+    fn enter_direct(&self, wb: &Writeback, extent: Extent) -> Result<impl Drop + '_> {
+        loop {
+            if self.is_dirty.load(SeqCst) {
+                wb.flush_device(self)?;
+            }
+            let mut dirty = self.dirty.lock();
+            if !dirty.map.is_clean() {
+                continue;
+            }
+            if self.needs_revoke(wb, &dirty) {
+                drop(dirty);
+                self.revoke_all(wb)?;
+                continue;
+            }
+            if let Some(id) = dirty.map.begin_direct(extent, wb.unit()) {
+                dirty.directs += 1;
+                return Ok(Direct { device: self, id, excludes: true });
+            }
+            drop(dirty);
+            wb.wait_a_little();
+        }
+    }
+
+    /// Voids everything the ring has of this device, if it is clean.
+    fn revoke_all(&self, wb: &Writeback) -> Result<()> {
+        let change = Change::Revoke(u64::MAX);
+        let mut room = wb.reserve_internal(&[change])?;
+        let mut dirty = self.dirty.lock();
+        if !dirty.map.is_clean() {
+            return Ok(());
+        }
+        let after = After { size: self.size(), mtime: clock::wall() };
+        let appended = self.append(wb, &mut dirty, &mut room, 0, change, &after)?;
+        dirty.ahead = None;
+        drop(dirty);
+        wb.journal.barrier_to(appended.seq)?;
+        let mut dirty = self.dirty.lock();
+        if dirty.replayable < appended.seq {
+            dirty.replayable = 0;
+        }
+        Ok(())
+    }
+
+    /// Whole units of a stream, past the journal. False: they must be journaled after all.
+    fn write_around(&self, wb: &Writeback, offset: u64, data: &[u8]) -> Result<bool> {
+        let extent = Extent { offset, len: data.len() as u64 };
+        let changes = [Change::Revoke(0), Change::Data(&[])];
+        let mut room = wb.reserve(self, &changes)?;
+        let direct = loop {
+            let mut dirty = self.lock_journaled(wb);
+            if dirty.map.overlaps(extent) {
+                return Ok(false);
+            }
+            let id = dirty.map.begin_direct(extent, wb.unit());
+            let Some(id) = id else {
+                drop(dirty);
+                wb.wait_a_little();
+                continue;
+            };
+            let direct = Direct { device: self, id, excludes: false };
+            let revoked = self.revoke_ahead(wb, &mut dirty, &mut room, extent);
+            let grown = revoked.and_then(|seq| {
+                self.note_stream_size(wb, &mut dirty, &mut room, extent.end())?;
+                Ok(seq)
+            });
+            drop(dirty);
+            wb.journal.barrier_to(grown?)?;
+            break direct;
+        };
+        self.note_change();
+        let result = self.file.write_at(data, offset);
+        self.shared.cache.invalidate(&self.cached, extent);
+        let mut dirty = self.dirty.lock();
+        let home = dirty.map.home_size();
+        dirty.map.set_home_size(if result.is_ok() { home.max(extent.end()) } else { home });
+        self.publish(wb, &dirty);
+        drop(dirty);
+        drop(direct);
+        wb.ring();
+        result.map(|()| true)
+    }
+
+    /// Voids what replay would write over a stream, for some way ahead; the sequence that must be
+    /// durable before the stream goes on.
+    fn revoke_ahead(
+        &self,
+        wb: &Writeback,
+        dirty: &mut Journaled,
+        room: &mut Reservation,
+        extent: Extent,
+    ) -> Result<u64> {
+        let covers = |ahead: Extent| ahead.offset <= extent.offset && extent.end() <= ahead.end();
+        if dirty.ahead.is_some_and(covers) || !self.needs_revoke(wb, dirty) {
+            return Ok(0);
+        }
+        let next = dirty.map.next_piece(extent.offset).unwrap_or(u64::MAX);
+        let end = next.min(extent.offset.saturating_add(REVOKE_AHEAD.max(extent.len)));
+        let len = end - extent.offset;
+        let after = After { size: self.size(), mtime: clock::wall() };
+        let appended = self.append(wb, dirty, room, extent.offset, Change::Revoke(len), &after)?;
+        dirty.ahead = Some(Extent { offset: extent.offset, len });
+        Ok(appended.seq)
+    }
+
+    fn note_stream_size(
+        &self,
+        wb: &Writeback,
+        dirty: &mut Journaled,
+        room: &mut Reservation,
+        end: u64,
+    ) -> Result<()> {
+        let now = clock::wall();
+        if self.size() < end {
+            let after = After { size: end, mtime: now };
+            let appended = self.append(wb, dirty, room, end, Change::Data(&[]), &after)?;
+            self.resized(dirty, end, &appended);
+            dirty.map.note_change(now);
+        } else if !dirty.map.is_clean() {
+            dirty.map.note_change(now);
+        }
+        Ok(())
+    }
+}

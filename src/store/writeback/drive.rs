@@ -1,0 +1,160 @@
+//! The drive thread: takes a snapshot, steps the controller, executes its actions.
+//!
+//! A step is made every 100 ms and when the bell rings; rings that come close together share one.
+//! `control` is held through the whole step, so steps do not overlap; nothing in it waits for a
+//! device.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+use super::view::{Action, Admission, DeviceView, Event, Settings, World};
+use super::workers::Workers;
+use super::{Control, Executor, Writeback};
+use crate::clock;
+use crate::error::{OpContext, Result};
+use crate::store::device::Device;
+
+/// Between two steps without a ring.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Rings within this time share a step.
+const GATHER: Duration = Duration::from_micros(200);
+
+impl Writeback {
+    /// Starts the threads.
+    pub(in crate::store) fn start(self: &Arc<Writeback>) -> Result<()> {
+        if let Executor::Threads(workers) = &self.executor {
+            *workers.lock() = Some(Arc::new(Workers::start(self.no_uring)?));
+        }
+        let mut threads = self.threads.lock();
+        for (name, run) in
+            [("bcfs-drive", Writeback::drive as fn(&Writeback)), ("bcfs-commit", Writeback::commit)]
+        {
+            let writeback = self.clone();
+            let thread = std::thread::Builder::new().name(name.into());
+            threads.push(thread.spawn(move || run(&writeback)).op("start a writeback thread")?);
+        }
+        Ok(())
+    }
+
+    /// Ends the threads; what is dirty stays in the journal.
+    pub(in crate::store) fn stop(&self) {
+        self.stopping.store(true, SeqCst);
+        self.bell.ring();
+        for thread in self.threads.lock().drain(..) {
+            // Their panics are theirs: the journal has everything.
+            let _ = thread.join();
+        }
+        let workers = match &self.executor {
+            Executor::Threads(workers) => workers.lock().take(),
+            Executor::ByHand(_) => None,
+        };
+        if let Some(workers) = workers {
+            workers.stop();
+        }
+    }
+
+    fn drive(&self) {
+        while !self.stopping.load(SeqCst) {
+            self.bell.wait(TICK);
+            self.step();
+            std::thread::sleep(GATHER);
+        }
+    }
+
+    /// One step of the controller, and what it asks for.
+    pub(super) fn step(&self) {
+        if self.journal.failure().is_some() {
+            // Nothing of it can be made clean any more: it is left for replay.
+            return self.made_progress();
+        }
+        let mut control = self.control.lock();
+        let events = std::mem::take(&mut *self.events.lock());
+        for event in &events {
+            if let Event::Synced { device, .. } | Event::Gone { device } = event {
+                control.syncing.remove(device);
+            }
+        }
+        let devices = self.listed();
+        let views: Vec<DeviceView> =
+            devices.iter().map(|device| self.view(&control, device)).collect();
+        let usage = self.journal.usage();
+        let world = World {
+            now_ms: clock::now_ms(),
+            journal_bytes: usage.capacity_bytes,
+            journal_used: usage.used_bytes,
+            waiting_writers: self.waiting(),
+            in_flight: self.in_flight.load(SeqCst),
+            flushing_all: self.flushing_all.load(SeqCst) > 0,
+            settings: self.settings(),
+            devices: &views,
+        };
+        let tail = self.journal.tail();
+        let actions = control.controller.step(&world, tail, &events);
+        for (device, view) in devices.iter().zip(&views) {
+            let admission = control.controller.admit(device.cached.id, view.journal_share, 0);
+            device.refused.store(admission == Admission::Refused, Relaxed);
+        }
+        self.execute(&mut control, actions);
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            percent: self.tunables.writeback_percent(),
+            delay_ms: self.tunables.writeback_delay_ms(),
+            running: self.tunables.writeback_running(),
+            order: self.order,
+        }
+    }
+
+    fn view(&self, control: &Control, device: &Device) -> DeviceView {
+        let id = device.cached.id;
+        let load = device.dirty.lock().map.load();
+        let frontend = device.frontend_ms.load(Relaxed);
+        DeviceView {
+            id,
+            dirty_bytes: load.waiting_bytes,
+            dirty_extents: load.waiting,
+            dirty_since_ms: load.waiting_since_ms,
+            live_seq: load.live_seq,
+            in_flight: load.flying,
+            oldest_io_ms: load.oldest_io_ms,
+            written_extents: load.written,
+            written_since_ms: load.written_since_ms,
+            syncing: control.syncing.contains(&id),
+            frontend_ms: frontend.checked_sub(1),
+            flushing: device.flushing.load(SeqCst) > 0,
+            // A header and its padding for each.
+            journal_share: load.live_bytes + 96 * load.live,
+        }
+    }
+
+    fn execute(&self, control: &mut Control, actions: Vec<Action>) {
+        let syncs = actions.iter().filter(|action| matches!(action, Action::Sync { .. })).count();
+        let mut together = Vec::new();
+        for action in actions {
+            match action {
+                Action::FreeTail { last_seq } => self.free_tail(control, last_seq),
+                Action::CopyForward { device, up_to } => {
+                    if let Some(device) = self.device(device) {
+                        self.copy_forward(control, device, up_to);
+                    }
+                }
+                Action::Sync { device } => {
+                    if let Some(device) = self.device(device)
+                        && control.syncing.insert(device.cached.id)
+                    {
+                        together.push(device);
+                    }
+                }
+                Action::Pass { device, extents, bytes, pick, lba } => {
+                    if let Some(device) = self.device(device) {
+                        self.pass(control, &device, (extents, bytes), pick, lba);
+                    }
+                }
+            }
+        }
+        self.sync_epochs(together, syncs);
+    }
+}
