@@ -5,6 +5,7 @@
 //! removed). Every failure on the way undoes what came before it, in reverse.
 
 mod claim;
+mod journal;
 pub mod registry;
 pub mod source;
 mod stale;
@@ -17,9 +18,9 @@ use std::sync::Arc;
 use sd_notify::NotifyState;
 
 use self::claim::Prepared;
-use self::source::Source;
+use self::journal::Held;
 use crate::cli::failure::{Failure, Outcome};
-use crate::config::{CacheMode, Config};
+use crate::config::Config;
 use crate::control::errors;
 use crate::control::server::{self, MountInfo, ServerHandle};
 use crate::error::{Error, Kind};
@@ -28,7 +29,11 @@ use crate::fuse::adapter::Adapter;
 use crate::fuse::daemon::{self, Answer, Started, Starter};
 use crate::fuse::session::{self, End, Progress, Serving};
 use crate::fuse::signals;
+use crate::sys::reclaim;
 use crate::units::format_size;
+
+/// Less likely to be killed when memory runs out than what it serves.
+const OOM_SCORE: i32 = -500;
 
 /// Mounts, and returns when the mount has ended (foreground) or answers (daemon).
 pub fn mount(config: Config) -> Outcome<()> {
@@ -116,27 +121,26 @@ fn serve(mut config: Config, report: &mut Report) -> Outcome<()> {
         // must not keep the caller's directory busy.
         let _ = rustix::process::chdir("/");
     }
-    let without = journal(&config, &source)?;
-    if let Some(why) = &without {
-        log::warn!("writethrough: {why}");
-        config.store.cache_mode = CacheMode::Writethrough;
+    if !reclaim::set_io_flusher() | !reclaim::protect_from_oom(OOM_SCORE) {
+        log::debug!("not privileged: memory may run out for the daemon like for any other");
     }
-    let place = config.mount.source.clone();
-    let fs = Fs::open_host(source.root, &config).map_err(|error| Failure::of(&error, &place))?;
+    let mode = source.mode;
+    let (fs, held) = journal::open_fs(&mut config, source)?;
     fs.start().map_err(|error| unexpected(&error))?;
     if let Some(file) = &config.daemon.trace {
         fs.store().start_trace(file).map_err(|error| Failure::of(&error, file))?;
     }
     let adapter = Adapter::new(Arc::clone(&fs), &config.mount);
-    let serving = session::serve(adapter, &config.mount, source.mode, |_| {})
+    let serving = session::serve(adapter, &config.mount, mode, |_| {})
         .map_err(|error| Failure::new(error.what, error.place, error.hint))?;
     let started = open_up(&config, &fs, &serving, &mut |device| claim.mounted(device))
-        .and_then(|server| report.ready(&ready_line(&config, without.as_deref())).map(|()| server));
+        .and_then(|server| report.ready(&ready_line(&config, &held)).map(|()| server));
     let server = started.inspect_err(|_| serving.abandon())?;
     let end = serving.run_to_end(tell);
-    drop(server);
-    drop(claim);
-    finish(&config, &fs, end)
+    let result = finish(&config, &fs, &serving, end);
+    // Only now may somebody else have the source.
+    drop((server, claim, held));
+    result
 }
 
 /// Everything that needs the mount's device number.
@@ -177,16 +181,21 @@ fn tell(progress: Progress) {
     }
 }
 
-fn finish(config: &Config, fs: &Fs, end: End) -> Outcome<()> {
+fn finish(config: &Config, fs: &Fs, serving: &Serving, end: End) -> Outcome<()> {
     notify(&[NotifyState::Stopping]);
     let place = config.mount.mountpoint.display();
     match end {
         End::Unmounted => {
-            fs.stop();
-            log::info!("{place}: unmounted");
+            let left = journal::flush_rest(fs, serving);
+            journal::stop(fs, &config.mount.source)?;
+            match left {
+                None => log::info!("{place}: unmounted"),
+                Some(left) => log::warn!("{place}: unmounted; {left}"),
+            }
             Ok(())
         }
-        // Request threads may still be inside the filesystem: no orderly end for it.
+        // Request threads may still be inside the filesystem: no orderly end for it. The journal
+        // has what is dirty.
         End::Forced => {
             let hint = "they get errors from now on";
             Err(Failure::new("detached while files were open", place, hint))
@@ -197,29 +206,17 @@ fn finish(config: &Config, fs: &Fs, end: End) -> Outcome<()> {
     }
 }
 
-/// Why there is no journal where there should be one. The journal itself is not used yet.
-fn journal(config: &Config, source: &Source) -> Outcome<Option<String>> {
-    match state::open(config, source, &config.mount.mountpoint)? {
-        state::StateOutcome::None { why } => Ok(why),
-        // lead: hand it to the store
-        state::StateOutcome::Journal(state) => {
-            let error = Error::new(Kind::NotSupported, "use the journal", state.place.as_str());
-            Err(unexpected(&error))
-        }
-    }
-}
-
 /// "/srv/images on /mnt/images: 256M cache of 4K blocks, writethrough"
-fn ready_line(config: &Config, without: Option<&str>) -> String {
+fn ready_line(config: &Config, held: &Held) -> String {
     let (mount, store) = (&config.mount, &config.store);
     let read_only = if mount.read_only { ", read-only" } else { "" };
-    let without = without.map(|why| format!(" ({why})")).unwrap_or_default();
     format!(
-        "{} on {}: {} cache of {} blocks, {}{without}{read_only}",
+        "{} on {}: {} cache of {} blocks, {}{}{read_only}",
         mount.source.display(),
         mount.mountpoint.display(),
         format_size(store.cache_bytes),
         format_size(u64::from(store.block_size)),
         store.cache_mode.name(),
+        held.words,
     )
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Mounted;
 use crate::config::{CacheMode, Tunables};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::fs::Fs;
 use crate::stats::{BlockInfo, FlushProgress, Snapshot};
 
@@ -41,15 +41,15 @@ impl Mounted for Fs {
         self.store().open_count()
     }
 
-    // lead: Fs::flush
     fn flush(
         &self,
-        _below: Option<&Path>,
-        _tell: &mut dyn FnMut(&FlushProgress) -> bool,
+        below: Option<&Path>,
+        tell: &mut dyn FnMut(&FlushProgress) -> bool,
     ) -> Result<FlushProgress> {
-        Err(Error::new(Kind::NotSupported, "flush", ""))
+        Fs::flush(self, below, tell)
     }
 
-    // lead: Fs::leave_rest
-    fn leave_rest(&self, _leave: bool) {}
+    fn leave_rest(&self, leave: bool) {
+        Fs::leave_rest(self, leave);
+    }
 }

@@ -7,6 +7,9 @@ use crate::error::Result;
 use crate::sys::flags::{S_IFMT, S_IFREG};
 use crate::tree::{Attr, Entry, NodeId, SetTime};
 
+/// Set-user-ID and set-group-ID.
+const SET_IDS: u32 = 0o6000;
+
 /// What a setattr request changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Changes {
@@ -29,10 +32,11 @@ impl Fs {
     pub fn attr(&self, node: NodeId) -> Result<Attr> {
         let live = self.tree.identity(node).ok().and_then(|identity| self.store.live(&identity));
         let version = live.as_ref().map(|device| device.size_version());
-        let attr = self.tree.attr(node)?;
+        let mut attr = self.tree.attr(node)?;
         if let (Some(device), Some(version)) = (live, version) {
             device.observe(attr.size, version);
         }
+        self.overlay(node, &mut attr);
         Ok(attr)
     }
 
@@ -54,6 +58,9 @@ impl Fs {
             self.tree.set_owner(node, changes.uid, changes.gid)?;
         }
         if let Some(mode) = changes.mode {
+            if mode & SET_IDS != 0 {
+                self.flush_before(node)?;
+            }
             self.tree.set_mode(node, mode)?;
         }
         if let Some(size) = changes.size {
@@ -61,7 +68,13 @@ impl Fs {
         }
         let sets_time = changes.atime != SetTime::Omit || changes.mtime != SetTime::Omit;
         if sets_time {
-            self.tree.set_times(node, changes.atime, changes.mtime)?;
+            let mtime = self.set_mtime_of_dirty(node, changes.mtime)?;
+            if mtime != SetTime::Omit || changes.atime != SetTime::Omit {
+                self.tree.set_times(node, changes.atime, mtime)?;
+            }
+        }
+        if changes.size.is_none() || changes.mode.is_some() || changes.uid.is_some() {
+            self.note_attributes(node);
         }
         let attr = self.attr(node)?;
         if let Ok(identity) = self.tree.identity(node) {
@@ -83,7 +96,9 @@ impl Fs {
 
     /// setxattr(2).
     pub fn setxattr(&self, node: NodeId, name: &OsStr, value: &[u8], flags: u32) -> Result<()> {
+        self.flush_before_xattr(node, name)?;
         self.tree.setxattr(node, name, value, flags)?;
+        self.note_attributes(node);
         self.restamp(node, false);
         Ok(())
     }
@@ -91,6 +106,7 @@ impl Fs {
     /// removexattr(2).
     pub fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<()> {
         self.tree.removexattr(node, name)?;
+        self.note_attributes(node);
         self.restamp(node, false);
         Ok(())
     }

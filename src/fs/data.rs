@@ -64,7 +64,7 @@ impl Fs {
         if let Some(device) = fh.and_then(|fh| self.handles.device(fh, node)) {
             return work(&device);
         }
-        let (handle, _) = self.handle(node, self.tree.open(node, write)?, write)?;
+        let (handle, _) = self.handle(node, self.tree.open(node, write)?, write, false)?;
         let result = work(&handle.device);
         self.close_file(&handle);
         result
@@ -102,8 +102,14 @@ impl Fs {
         self.with_device(node, Some(fh), true, |device| device.write(offset, data))
     }
 
-    /// Makes a file durable.
+    /// Whether a write of so many bytes would wait for room in the journal now.
+    pub fn write_would_wait(&self, len: usize) -> bool {
+        self.store.would_wait(len as u64)
+    }
+
+    /// Makes a file durable, with a journal its new names too.
     pub fn sync(&self, node: NodeId, fh: u64, data_only: bool) -> Result<()> {
+        self.sync_names_of(node)?;
         self.with_device(node, Some(fh), false, |device| device.sync(data_only))
     }
 

@@ -8,13 +8,16 @@
 mod attrs;
 mod data;
 mod dirs;
+mod dirty;
 mod handles;
+mod names;
 pub mod pool;
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -22,9 +25,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub use self::attrs::Changes;
 pub use self::data::{Read, ReadPlace};
 use self::handles::{FileHandle, Handles};
+use self::names::Names;
 use self::pool::Pool;
 use crate::config::Config;
 use crate::error::{Kind, Result};
+use crate::journal::{DeviceIdentity, Recovered};
+use crate::store::mark::OwnerMark;
+use crate::store::recovery::{Located, Opening, Report, Resolver};
 use crate::store::{BlockStore, Stamp};
 use crate::sys::flags::{O_EXCL, S_IFMT, S_IFREG};
 use crate::tree::{Attr, Caller, Entry, FsStat, HostTree, NewNode, NodeId, Opened, Tree};
@@ -32,13 +39,33 @@ use crate::tree::{Attr, Caller, Entry, FsStat, HostTree, NewNode, NodeId, Opened
 /// Descriptors the node table may keep at most, whatever RLIMIT_NOFILE allows.
 const MAX_NODE_FDS: u64 = 1 << 19;
 
+/// Worker threads: with the request threads inside, about 32 device reads are in flight.
+const WORKERS: usize = 20;
+
+/// Threads of writers that wait.
+const WAITERS: usize = 8;
+
 /// A mounted filesystem, without the mount.
 pub struct Fs {
     tree: Arc<dyn Tree>,
     store: BlockStore,
     handles: Handles,
     pool: Pool,
+    /// Writers that wait for room in the journal.
+    waiters: Pool,
+    names: Names,
+    leave_rest: AtomicBool,
     attr_timeout: Duration,
+}
+
+/// A journal that was read, for a filesystem to go on with.
+pub struct JournalParts {
+    /// The journal.
+    pub recovered: Recovered,
+    /// The owner mark of the source.
+    pub mark: Arc<dyn OwnerMark>,
+    /// Nothing may be written.
+    pub read_only: bool,
 }
 
 /// A file the kernel opened.
@@ -68,36 +95,76 @@ fn raise_descriptor_limit() -> u64 {
     (now / 2).min(MAX_NODE_FDS)
 }
 
+fn host_tree(root: OwnedFd, config: &Config) -> Result<HostTree> {
+    let max_open = raise_descriptor_limit() as usize;
+    HostTree::new(root, config.store.direct_io, config.mount.read_only, max_open)
+}
+
+/// Of a tree whose files cannot be found again.
+struct NoResolver;
+
+impl Resolver for NoResolver {
+    fn find(&self, _record: &DeviceIdentity) -> Result<Option<Located>> {
+        Ok(None)
+    }
+}
+
 impl Fs {
     /// A filesystem over a directory of the host. `root` is an O_PATH descriptor of it, opened
     /// before anything is mounted over it. Starts no thread.
     pub fn open_host(root: OwnedFd, config: &Config) -> Result<Arc<Fs>> {
-        let max_open = raise_descriptor_limit() as usize;
-        let read_only = config.mount.read_only;
-        let tree = HostTree::new(root, config.store.direct_io, read_only, max_open)?;
-        Ok(Fs::over(Arc::new(tree), config))
+        let tree = host_tree(root, config)?;
+        Ok(Fs::over(Arc::new(tree), BlockStore::new(&config.store), config))
     }
 
-    /// A filesystem over any tree.
-    pub fn over(tree: Arc<dyn Tree>, config: &Config) -> Arc<Fs> {
+    /// The same with a journal, and what it held. Its data is dirty again once this returns.
+    pub fn open_host_with(
+        root: OwnedFd,
+        config: &Config,
+        journal: JournalParts,
+    ) -> Result<(Arc<Fs>, Report)> {
+        let tree = Arc::new(host_tree(root, config)?);
+        let resolver = tree.resolver().unwrap_or(&NoResolver);
+        let opening = Opening {
+            mark: Some(journal.mark),
+            read_only: journal.read_only,
+            ..Opening::new(resolver)
+        };
+        let (store, report) = BlockStore::with_journal(&config.store, journal.recovered, &opening)?;
+        let names = tree.clone();
+        store.set_names_sync(Box::new(move || names.sync_names()));
+        Ok((Fs::over(tree, store, config), report))
+    }
+
+    /// A filesystem over any tree and store.
+    pub fn over(tree: Arc<dyn Tree>, store: BlockStore, config: &Config) -> Arc<Fs> {
         Arc::new(Fs {
             tree,
-            store: BlockStore::new(&config.store),
+            store,
             handles: Handles::default(),
-            pool: Pool::new(config.mount.threads),
+            pool: Pool::new("bcfs-io", WORKERS, config.mount.threads),
+            waiters: Pool::new("bcfs-wait", WAITERS, 0),
+            names: Names::default(),
+            leave_rest: AtomicBool::new(false),
             attr_timeout: config.mount.attr_timeout,
         })
     }
 
     /// Starts the worker threads; after daemonizing.
     pub fn start(&self) -> Result<()> {
-        self.pool.start()
+        self.pool.start()?;
+        if self.store.has_journal() {
+            self.waiters.start()?;
+        }
+        self.store.start()
     }
 
-    /// Ends the worker threads; after the session.
-    pub fn stop(&self) {
+    /// Ends the worker threads; after the session. What is dirty stays in the journal.
+    pub fn stop(&self) -> Result<()> {
+        self.waiters.stop();
         self.pool.stop();
         self.store.stop_trace();
+        self.store.stop()
     }
 
     /// The block store.
@@ -115,6 +182,11 @@ impl Fs {
         &self.pool
     }
 
+    /// The threads of writers that have to wait.
+    pub fn waiters(&self) -> &Pool {
+        &self.waiters
+    }
+
     /// How long the kernel may believe names and attributes.
     pub fn attr_timeout(&self) -> Duration {
         self.attr_timeout
@@ -122,14 +194,18 @@ impl Fs {
 
     /// The entry of a name.
     pub fn lookup(&self, parent: NodeId, name: &OsStr) -> Result<Entry> {
-        let entry = self.tree.lookup(parent, name)?;
+        let mut entry = self.tree.lookup(parent, name)?;
         self.observe(&entry);
+        self.overlay(entry.id, &mut entry.attr);
         Ok(entry)
     }
 
     /// The kernel drops references.
     pub fn forget(&self, node: NodeId, count: u64) {
         self.tree.forget(node, count);
+        if self.store.has_journal() && self.tree.identity(node).is_err() {
+            self.names.forget(node);
+        }
     }
 
     /// Makes a directory, a device node, a fifo, a socket, an empty file or a symlink.
@@ -152,6 +228,7 @@ impl Fs {
 
     /// Removes a name of anything but a directory.
     pub fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<()> {
+        self.note_unlink(parent, name);
         if let Some(node) = self.tree.unlink(parent, name)? {
             self.lost_a_name(node);
         }
@@ -165,12 +242,14 @@ impl Fs {
 
     /// Renames or exchanges.
     pub fn rename(&self, from: (NodeId, &OsStr), to: (NodeId, &OsStr), flags: u32) -> Result<()> {
+        self.before_rename(from, to)?;
         let renamed = self.tree.rename(from, to, flags)?;
         if let Some(node) = renamed.other {
             self.lost_a_name(node);
         }
         if let Some(node) = renamed.moved {
             self.restamp(node, false);
+            self.named(node, to.0);
             if let Ok(identity) = self.tree.identity(node) {
                 self.store.renamed(&identity, self.tree.path(node));
             }
@@ -180,8 +259,10 @@ impl Fs {
 
     /// A further name.
     pub fn link(&self, node: NodeId, parent: NodeId, name: &OsStr) -> Result<Entry> {
-        let entry = self.tree.link(node, parent, name)?;
+        let mut entry = self.tree.link(node, parent, name)?;
         self.restamp(node, false);
+        self.named(node, parent);
+        self.overlay(entry.id, &mut entry.attr);
         Ok(entry)
     }
 
@@ -193,6 +274,14 @@ impl Fs {
     /// The filesystem of a node.
     pub fn statfs(&self, node: NodeId) -> Result<FsStat> {
         self.tree.statfs(node)
+    }
+
+    /// A node got a name in a directory: its next fsync makes that durable.
+    fn named(&self, node: NodeId, directory: NodeId) {
+        if self.store.has_journal() {
+            self.names.note(node, directory);
+            self.note_attributes(node);
+        }
     }
 
     /// A name of the node is gone (or its inode was exchanged): with the last one goes its tag.
@@ -229,8 +318,14 @@ impl Fs {
     ) -> Result<(Entry, OpenReply)> {
         let exclusive = flags & O_EXCL != 0;
         let (entry, opened) = self.tree.create(parent, name, mode, exclusive, caller)?;
-        match self.open_file(entry.id, opened, wants_write(flags)) {
-            Ok(open) => Ok((entry, open)),
+        let mut entry = entry;
+        let is_new = opened.attr.size == 0 && opened.attr.nlink == 1;
+        match self.open_file(entry.id, opened, wants_write(flags), is_new) {
+            Ok(open) => {
+                self.named(entry.id, parent);
+                self.overlay(entry.id, &mut entry.attr);
+                Ok((entry, open))
+            }
             Err(error) => {
                 self.tree.forget(entry.id, 1);
                 Err(error)
@@ -242,16 +337,29 @@ impl Fs {
     pub fn open(&self, node: NodeId, flags: i32) -> Result<OpenReply> {
         let write = wants_write(flags);
         let opened = self.tree.open(node, write)?;
-        self.open_file(node, opened, write)
+        self.open_file(node, opened, write, false)
     }
 
-    fn open_file(&self, node: NodeId, opened: Opened, write: bool) -> Result<OpenReply> {
-        let (handle, keep_cache) = self.handle(node, opened, write)?;
+    fn open_file(
+        &self,
+        node: NodeId,
+        opened: Opened,
+        write: bool,
+        is_new: bool,
+    ) -> Result<OpenReply> {
+        let (handle, keep_cache) = self.handle(node, opened, write, is_new)?;
         Ok(OpenReply { fh: self.handles.add_file(handle), keep_cache })
     }
 
-    /// One more handle of a file in the store, not yet in the table.
-    fn handle(&self, node: NodeId, opened: Opened, write: bool) -> Result<(FileHandle, bool)> {
+    /// One more handle of a file in the store, not yet in the table. `is_new`: no name of it can be
+    /// durable yet.
+    fn handle(
+        &self,
+        node: NodeId,
+        opened: Opened,
+        write: bool,
+        is_new: bool,
+    ) -> Result<(FileHandle, bool)> {
         let Opened { device, identity, attr } = opened;
         let path = || self.tree.path(node);
         let opened = self.store.open(identity, stamp_of(&attr), device, &path);
@@ -259,6 +367,12 @@ impl Fs {
         if let Err(error) = handle.device.prepare(write) {
             self.close_file(&handle);
             return Err(error.at_path(&self.tree.path(node)));
+        }
+        if write && self.store.has_journal() && !handle.device.has_record() {
+            let record = self.tree.record(node)?;
+            if let Some(record) = record {
+                handle.device.journal_as(DeviceIdentity { named: !is_new, ..record });
+            }
         }
         Ok((handle, opened.unchanged))
     }
@@ -277,25 +391,7 @@ impl Fs {
 
     /// The tag of what a path below the root names, if it is a file that has one.
     pub fn unit_of(&self, below: &Path) -> Result<Option<u32>> {
-        let mut node = crate::tree::ROOT;
-        let mut counted = Vec::new();
-        let mut result = Ok(());
-        for name in below.iter() {
-            match self.tree.lookup(node, name) {
-                Ok(entry) => {
-                    counted.push(entry.id);
-                    node = entry.id;
-                }
-                Err(error) => {
-                    result = Err(error.at_path(below));
-                    break;
-                }
-            }
-        }
-        let identity = self.tree.identity(node);
-        counted.into_iter().for_each(|id| self.tree.forget(id, 1));
-        result?;
-        Ok(self.store.unit_of(&identity?))
+        Ok(self.store.unit_of(&self.identity_of(below)?))
     }
 }
 

@@ -15,9 +15,6 @@ use parking_lot::Mutex;
 use crate::error::{OpContext, Result};
 use crate::sys::AlignedBuf;
 
-/// Worker threads: with the request threads inside, about 32 device reads are in flight.
-const WORKERS: usize = 20;
-
 /// Jobs that may wait.
 const QUEUE: usize = 256;
 
@@ -31,6 +28,8 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// See the module.
 pub struct Pool {
+    name: &'static str,
+    size: usize,
     inside: AtomicUsize,
     inside_max: usize,
     parked_bytes: Arc<AtomicUsize>,
@@ -49,10 +48,12 @@ impl Drop for Inside<'_> {
 }
 
 impl Pool {
-    /// A pool for that many request threads; no worker runs yet.
-    pub fn new(request_threads: usize) -> Pool {
+    /// A pool of `size` workers for that many request threads; no worker runs yet.
+    pub fn new(name: &'static str, size: usize, request_threads: usize) -> Pool {
         let (sender, receiver) = bounded(QUEUE);
         Pool {
+            name,
+            size,
             inside: AtomicUsize::new(0),
             inside_max: request_threads.saturating_sub(SPARE).max(1),
             parked_bytes: Default::default(),
@@ -65,10 +66,10 @@ impl Pool {
     /// Starts the workers.
     pub fn start(&self) -> Result<()> {
         let mut workers = self.workers.lock();
-        for i in workers.len()..WORKERS {
+        for i in workers.len()..self.size {
             let receiver = self.receiver.clone();
             let worker = std::thread::Builder::new()
-                .name(format!("bcfs-io-{i}"))
+                .name(format!("{}-{i}", self.name))
                 .spawn(move || receiver.iter().for_each(run_fenced))
                 .op("start a worker thread")?;
             workers.push(worker);
@@ -108,6 +109,22 @@ impl Pool {
         }
         if let Err(job) = self.park(len, job) {
             job(buffer.get_mut(..len).unwrap_or_default());
+        }
+    }
+
+    /// Runs a job that waits for somebody else, holding so many bytes: on a worker, or here if there
+    /// is no room for it.
+    pub fn defer(&self, bytes: usize, job: impl FnOnce() + Send + 'static) {
+        let Some(room) = Parked::take(&self.parked_bytes, bytes) else { return job() };
+        let Some(sender) = self.jobs.lock().clone().filter(|sender| !sender.is_full()) else {
+            return job();
+        };
+        let boxed: Job = Box::new(move || {
+            let _room = room;
+            job();
+        });
+        if let Err(lost) = sender.send(boxed) {
+            (lost.0)();
         }
     }
 

@@ -68,7 +68,7 @@ fn a_file_lives_from_create_to_release() {
     fs.release(again.fh);
     assert!(fs.unit_of(Path::new("f")).unwrap().is_some());
     assert_eq!(fs.unit_of(Path::new("nope")).unwrap_err().kind, Kind::NotFound);
-    fs.stop();
+    fs.stop().unwrap();
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn setattr_changes_owner_before_mode_and_keeps_the_tag() {
     let again = fs.open(file.id, 0).unwrap();
     assert!(again.keep_cache);
     assert_eq!(read(&fs, file.id, again.fh, 0, 100), [1; 50]);
-    fs.stop();
+    fs.stop().unwrap();
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_file_changed_behind_the_mount_is_read_fresh_at_the_next_open() {
         assert_eq!(read(&fs, file.id, open.fh, 0, 20_000), vec![fill; len]);
         fs.release(open.fh);
     }
-    fs.stop();
+    fs.stop().unwrap();
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_grown_and_a_shrunk_size_reach_an_open_handle_with_the_attributes() {
     behind.set_len(10).unwrap();
     fs.lookup(ROOT, "f".as_ref()).unwrap();
     assert_eq!(read(&fs, file.id, open.fh, 0, 20_000), [1; 10]);
-    fs.stop();
+    fs.stop().unwrap();
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn names_that_go_take_their_tags_along() {
     assert_eq!(snapshot.total.writes, 2, "the retired device's writes still count");
     fs.unlink(ROOT, "b".as_ref()).unwrap();
     assert!(fs.store().snapshot(None).devices.is_empty());
-    fs.stop();
+    fs.stop().unwrap();
 }
 
 #[test]
@@ -165,12 +165,12 @@ fn copy_range_reads_and_writes_through_the_store() {
     assert_eq!((&out[..7], &out[7..]), (&[0; 7][..], &bytes[5..]));
     fs.store().set_cache_mode(CacheMode::None);
     assert_eq!(read(&fs, to.id, open.fh, 7, 100), bytes[5..105]);
-    fs.stop();
+    fs.stop().unwrap();
 }
 
 #[test]
 fn a_full_pool_runs_the_work_where_it_is_and_loses_none() {
-    let pool = Pool::new(8);
+    let pool = Pool::new("test", 20, 8);
     pool.start().unwrap();
     let done = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     std::thread::scope(|scope| {

@@ -21,7 +21,7 @@ use fuser::{
 
 use super::convert::{caller, file_attr, set_time};
 use super::listing;
-use super::reply::{self, empty, entry, errno, opened, xattr};
+use super::reply::{self, empty, entry, errno, opened, written, xattr};
 use crate::config::MountConfig;
 use crate::fs::{Changes, Fs, ReadPlace};
 use crate::tree::NewNode;
@@ -247,9 +247,16 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.fenced("write", ino, |fs| match fs.write(ino.0, fh.0, offset, data) {
-            Ok(()) => reply.written(data.len() as u32),
-            Err(error) => reply.error(errno("write", &error)),
+        let shared = self.fs.clone();
+        self.fenced("write", ino, |fs| {
+            if !fs.write_would_wait(data.len()) {
+                return written(reply, data.len(), fs.write(ino.0, fh.0, offset, data));
+            }
+            // Not on a request thread: hits and the other files' writes go on.
+            let data = data.to_vec();
+            fs.waiters().defer(data.len(), move || {
+                written(reply, data.len(), shared.write(ino.0, fh.0, offset, &data));
+            });
         });
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fuser::{
     Errno, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyXattr,
+    ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 
 use super::convert::file_attr;
@@ -33,6 +33,13 @@ pub(super) fn errno(op: &'static str, error: &Error) -> Errno {
         log::error!("{op}: {error}");
     }
     Errno::from_i32(error.errno())
+}
+
+pub(super) fn written(reply: ReplyWrite, len: usize, result: Result<()>) {
+    match result {
+        Ok(()) => reply.written(len as u32),
+        Err(error) => reply.error(errno("write", &error)),
+    }
 }
 
 pub(super) fn empty(op: &'static str, reply: ReplyEmpty, result: Result<()>) {

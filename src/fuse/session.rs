@@ -152,6 +152,12 @@ impl Serving {
         End::Failed("the event channel closed".into())
     }
 
+    /// After the end: whether a signal, or a new mount of the source, wants it to be quick.
+    pub fn asked_to_stop(&self) -> bool {
+        let asked = |event: &Event| matches!(event, Event::Signal(_) | Event::Shutdown);
+        self.events.try_iter().any(|event| asked(&event))
+    }
+
     fn ended(&self, result: io::Result<()>) -> End {
         // An aborted connection (umount -f, a broken session) leaves a dead mount: nobody wants it.
         // A live one there is a successor's, which may have our old device number by now.

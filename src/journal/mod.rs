@@ -183,6 +183,11 @@ impl Journal {
         changes.iter().fold(0, |sum, change| sum.saturating_add(self.charge_one(change)))
     }
 
+    /// The room that this many bytes of data need at most.
+    pub fn charge_bytes(&self, bytes: u64) -> u64 {
+        charge_data(&self.geometry, bytes)
+    }
+
     fn charge_one(&self, change: &Change<'_>) -> u64 {
         match change {
             Change::Data(bytes) => charge_data(&self.geometry, bytes.len() as u64),

@@ -396,6 +396,7 @@ impl Device {
             self.dirty.lock().map.spoil();
             return Err(error);
         }
+        self.note_named();
         self.barrier(writeback)
     }
 

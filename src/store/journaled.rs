@@ -105,6 +105,15 @@ impl Device {
         self.dirty.lock().record.is_some()
     }
 
+    /// A name of it is durable: from now on replay may expect to find it.
+    pub(super) fn note_named(&self) {
+        let mut dirty = self.dirty.lock();
+        if let Some(record) = dirty.record.as_mut().filter(|record| !record.named) {
+            record.named = true;
+            dirty.announced = false;
+        }
+    }
+
     /// It goes by another path: recovery's fallback.
     pub(super) fn record_path(&self, path: &std::path::Path) {
         use std::os::unix::ffi::OsStrExt;

@@ -62,6 +62,16 @@ impl Device {
         Some(Overlay { size: self.size(), mtime, ctime, unallocated })
     }
 
+    /// Everything acknowledged of it is durable in the journal when this returns.
+    pub fn make_durable(&self) -> Result<()> {
+        self.shared.writeback().map_or(Ok(()), |writeback| self.barrier(writeback))
+    }
+
+    /// Waits until everything acknowledged of it is home. EIO if it cannot be written.
+    pub fn flush(&self) -> Result<()> {
+        self.shared.writeback().map_or(Ok(()), |writeback| writeback.flush_device(self))
+    }
+
     /// Recovery found data of it: it is dirty from the start.
     pub(super) fn resume(
         &self,

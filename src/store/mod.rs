@@ -235,9 +235,8 @@ impl BlockStore {
         }
     }
 
-    /// Tests: whether a write of so many bytes would wait for room.
-    #[cfg(test)]
-    pub(crate) fn would_wait(&self, bytes: u64) -> bool {
+    /// Whether a write of so many bytes would wait for room in the journal now.
+    pub fn would_wait(&self, bytes: u64) -> bool {
         self.shared.writeback().is_some_and(|writeback| writeback.would_wait(bytes))
     }
 

@@ -8,10 +8,21 @@ use super::target::Target;
 use crate::cli::args::ReplayArgs;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::print;
+use crate::cli::run::source::Source;
 use crate::cli::run::state::home::Access;
-use crate::cli::run::state::{self, Found};
+use crate::cli::run::state::{self, State};
+use crate::config::{DirectIo, StoreConfig};
 use crate::error::{Error, Kind, Result};
+use crate::store::BlockStore;
+use crate::store::recovery::{Fate, Opening};
+use crate::tree::{HostTree, Tree};
 use crate::units::format_size;
+
+/// Descriptors the tree may keep.
+const MAX_OPEN: usize = 256;
+
+/// Nothing is read through it.
+const CACHE_BYTES: u64 = 4 << 20;
 
 /// What a replay did.
 struct Replayed {
@@ -55,7 +66,9 @@ pub fn run(args: &ReplayArgs) -> Outcome<()> {
     }
     let Some(verdict) = verdict else { return Ok(()) };
     let found = verdict.usable()?;
-    let replayed = replay(found, &args.skip).map_err(|error| Failure::of(&error, &place))?;
+    let state = state::state(found, &source, true)?;
+    let replayed =
+        replay(*state, source, &args.skip).map_err(|error| Failure::of(&error, &place))?;
     let (bytes, devices) = (format_size(replayed.bytes), replayed.devices);
     print(&format!("{bytes} written home to {devices} images\n"))?;
     if replayed.left.is_empty() {
@@ -67,7 +80,31 @@ pub fn run(args: &ReplayArgs) -> Outcome<()> {
     Err(Failure::new(format!("not written home: {}", left.join(", ")), place.display(), hint))
 }
 
-/// lead: recovery::replay_offline
-fn replay(_found: Found, _skip: &[PathBuf]) -> Result<Replayed> {
-    Err(Error::new(Kind::NotSupported, "replay", ""))
+fn replay(state: State, source: Source, skip: &[PathBuf]) -> Result<Replayed> {
+    let State { recovered, mark, lock: _held, .. } = state;
+    let tree = HostTree::new(source.root, DirectIo::Auto, false, MAX_OPEN)?;
+    let none = || Error::new(Kind::NotSupported, "replay", "files here cannot be found again");
+    let resolver = tree.resolver().ok_or_else(none)?;
+    let opening =
+        Opening { mark: Some(mark), past_corruption: true, skip, ..Opening::new(resolver) };
+    let config = StoreConfig { cache_bytes: CACHE_BYTES, ..StoreConfig::default() };
+    let (store, report) = BlockStore::with_journal(&config, recovered, &opening)?;
+    store.start()?;
+    let end = store.flush(None, &mut |_| true)?;
+    store.stop()?;
+    let refused = report.devices.iter().filter_map(|device| {
+        let why = match &device.fate {
+            Fate::Missing => "missing".to_owned(),
+            Fate::Replaced => "replaced".to_owned(),
+            Fate::Changed(why) => format!("changed: {why}"),
+            Fate::Resumed | Fate::Dropped | Fate::Skipped => return None,
+        };
+        Some((device.path.display().to_string(), why))
+    });
+    let mut left: Vec<(String, String)> = refused.collect();
+    let known = |path: &String| left.iter().any(|(other, _)| other == path);
+    let stuck: Vec<_> = end.stuck.into_iter().filter(|(path, _)| !known(path)).collect();
+    left.extend(stuck);
+    let resumed = report.devices.iter().filter(|device| device.fate == Fate::Resumed);
+    Ok(Replayed { bytes: end.done_bytes, devices: resumed.count() as u64, left })
 }

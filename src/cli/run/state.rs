@@ -333,7 +333,8 @@ fn unowned(home: &Home) -> Refusal {
     Refusal::new("a journal with records of another source", place, hint)
 }
 
-fn state(found: Found, source: &Source, dirty: bool) -> Outcome<Box<State>> {
+/// What a mount goes on with.
+pub fn state(found: Found, source: &Source, dirty: bool) -> Outcome<Box<State>> {
     let Found { home, recovered } = found;
     let superblock = recovered.superblock();
     let read_only = home.is_read_only();

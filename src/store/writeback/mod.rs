@@ -411,12 +411,11 @@ impl Writeback {
         }
     }
 
-    /// Whether a write of so many bytes would wait for room.
-    #[cfg(test)]
+    /// Whether a write of so many bytes would wait for room now.
     pub(super) fn would_wait(&self, bytes: u64) -> bool {
-        let data = vec![0; bytes as usize];
-        let bytes = self.journal.charge(&[Change::Data(&data)]);
-        self.journal.try_reserve(Purpose::Frontend, bytes).is_none()
+        let full = self.pieces.load(Relaxed) >= self.pieces_max;
+        let bytes = self.journal.charge_bytes(bytes);
+        full || self.journal.try_reserve(Purpose::Frontend, bytes).is_none()
     }
 
     /// The hook that makes names of the source durable.

@@ -1,0 +1,168 @@
+//! The journal's part in a mount's life (layer 9): taken up before the mount, written home after it.
+//!
+//! States: opened (recovery has read it; nothing of it is written yet) -> mounted -> flushing (the
+//! mount is gone, its locks are held) -> left (clean, or with what could not or should not be
+//! written). A second signal, or a new mount that asks, ends the flushing: the rest stays in the
+//! journal, and the next mount resumes it.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sd_notify::NotifyState;
+
+use super::source::Source;
+use super::state::{self, StateOutcome};
+use super::{notify, unexpected};
+use crate::cli::failure::{Failure, Outcome};
+use crate::clock;
+use crate::config::{CacheMode, Config};
+use crate::fs::{Fs, JournalParts};
+use crate::fuse::session::Serving;
+use crate::stats::FlushProgress;
+use crate::store::recovery::{Fate, Report};
+use crate::units::format_size;
+
+/// Between two words to systemd.
+const STATUS_MS: u64 = 1000;
+
+/// What systemd is to wait longer each time, in microseconds.
+const EXTEND_US: u32 = 30_000_000;
+
+/// What a mount says of its journal, and what it holds as long as it uses it.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// For the mount's one line.
+    pub words: String,
+    _lock: Option<OwnedFd>,
+}
+
+/// Opens the filesystem, with its journal if it has one.
+pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> {
+    let place = config.mount.source.clone();
+    let fails = |error: crate::error::Error| Failure::of(&error, &place);
+    match state::open(config, &source, &config.mount.mountpoint)? {
+        StateOutcome::None { why } => {
+            if config.store.cache_mode == CacheMode::Writeback {
+                config.store.cache_mode = CacheMode::Writethrough;
+            }
+            if let Some(why) = &why {
+                log::warn!("writethrough: {why}");
+            }
+            let words = why.map(|why| format!(" ({why})")).unwrap_or_default();
+            let fs = Fs::open_host(source.root, config).map_err(fails)?;
+            Ok((fs, Held { words, _lock: None }))
+        }
+        StateOutcome::Journal(state) => {
+            let parts = JournalParts {
+                recovered: state.recovered,
+                mark: state.mark,
+                read_only: state.read_only,
+            };
+            let (fs, report) = Fs::open_host_with(source.root, config, parts).map_err(fails)?;
+            if report.corruption.is_some() {
+                config.mount.read_only = true;
+            }
+            let bytes = fs.store().snapshot(None).writeback.map_or(0, |stat| stat.journal_bytes);
+            let own = if state.same_disk { ", on the images' own filesystem" } else { "" };
+            let mut words = format!(", journal {} of {}{own}", state.place, format_size(bytes));
+            words += &tell_report(&report, &place.display().to_string());
+            Ok((fs, Held { words, _lock: Some(state.lock) }))
+        }
+    }
+}
+
+/// What recovery found, in the log; the short form of it.
+fn tell_report(report: &Report, place: &str) -> String {
+    let mut words = String::new();
+    let of = |wanted: fn(&Fate) -> bool| report.devices.iter().filter(move |d| wanted(&d.fate));
+    let resumed = of(|fate| *fate == Fate::Resumed);
+    let (count, bytes) = resumed.fold((0, 0), |(n, b), device| (n + 1, b + device.dirty_bytes));
+    if count > 0 {
+        words += &format!("; resumes {} of {count} images", format_size(bytes));
+    }
+    let refused = |fate: &Fate| matches!(fate, Fate::Missing | Fate::Replaced | Fate::Changed(_));
+    for device in of(refused) {
+        let why = match &device.fate {
+            Fate::Changed(why) => format!("changed behind the journal ({why})"),
+            Fate::Replaced => "replaced".to_owned(),
+            _ => "missing".to_owned(),
+        };
+        let (path, bytes) = (device.path.display(), format_size(device.dirty_bytes));
+        words += &format!("; refused: {path}: {why}");
+        log::error!(
+            "{path}: {why}: {bytes} of it stay in the journal; restore the file, or give them up: \
+             bcachefs-fuse journal replay --skip {path} {place}"
+        );
+    }
+    if let Some(corruption) = report.corruption {
+        words += &format!("; the journal is corrupt at {}: read-only", corruption.at);
+        log::error!(
+            "the journal is corrupt at byte {} (record {}): read-only; accept the loss of what \
+             follows: bcachefs-fuse journal replay {place}",
+            corruption.at,
+            corruption.seq
+        );
+    }
+    words
+}
+
+/// After the mount: writes home what is dirty, unless it is to be left. What is left, in words.
+pub fn flush_rest(fs: &Fs, serving: &Serving) -> Option<String> {
+    if !fs.store().is_dirty() || fs.leaves_rest() {
+        return left(fs, "");
+    }
+    notify(&[NotifyState::Stopping, NotifyState::Status("flushing")]);
+    let mut told = 0;
+    let mut why = String::new();
+    let end = fs.flush(None, &mut |progress| {
+        let now = clock::now_ms();
+        if now.saturating_sub(told) >= STATUS_MS || told == 0 {
+            told = now;
+            tell(progress);
+        }
+        let stop = serving.asked_to_stop();
+        if stop {
+            why = "told to stop".to_owned();
+        }
+        !stop
+    });
+    match end {
+        Ok(end) => {
+            for (path, reason) in &end.stuck {
+                log::error!("{path}: not written home: {reason}");
+            }
+        }
+        Err(error) => why = error.to_string(),
+    }
+    left(fs, &why)
+}
+
+fn tell(progress: &FlushProgress) {
+    let line = format!(
+        "flushing: {} to go, {} written home",
+        format_size(progress.left_bytes),
+        format_size(progress.done_bytes)
+    );
+    notify(&[NotifyState::Status(&line), NotifyState::ExtendTimeoutUsec(EXTEND_US)]);
+    log::debug!("{line}");
+}
+
+fn left(fs: &Fs, why: &str) -> Option<String> {
+    let stat = fs.store().snapshot(None).writeback?;
+    if stat.dirty_devices == 0 {
+        return None;
+    }
+    let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
+    let bytes = format_size(stat.dirty_bytes);
+    let images = stat.dirty_devices;
+    Some(format!("{bytes} of {images} images are left in the journal{why}; the next mount resumes"))
+}
+
+/// The place of a state directory, for messages.
+pub fn stop(fs: &Fs, place: &PathBuf) -> Outcome<()> {
+    fs.stop().map_err(|error| {
+        log::error!("{}: {error}", place.display());
+        unexpected(&error)
+    })
+}
