@@ -1,8 +1,8 @@
 //! Which names fsync has to make durable with a file (STORE 1): after create, link and rename the
 //! name's directory is synced at the file's next fsync.
 //!
-//! States of a node: nothing new -> named in some directories -> synced. Lock: a leaf. Bounded: past
-//! the bound all names are synced with the next fsync of any file.
+//! States of a node: nothing new -> named in some directories -> synced. Lock: a leaf. Bounded:
+//! past the bound all names are synced with the next fsync of any file.
 
 use std::collections::HashMap;
 

@@ -112,8 +112,8 @@ impl Pool {
         }
     }
 
-    /// Runs a job that waits for somebody else, holding so many bytes: on a worker, or here if there
-    /// is no room for it.
+    /// Runs a job that waits for somebody else, holding so many bytes: on a worker, or here if
+    /// there is no room for it.
     pub fn defer(&self, bytes: usize, job: impl FnOnce() + Send + 'static) {
         let Some(room) = Parked::take(&self.parked_bytes, bytes) else { return job() };
         let Some(sender) = self.jobs.lock().clone().filter(|sender| !sender.is_full()) else {

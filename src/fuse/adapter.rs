@@ -21,7 +21,7 @@ use fuser::{
 
 use super::convert::{caller, file_attr, set_time};
 use super::listing;
-use super::reply::{self, empty, entry, errno, opened, written, xattr};
+use super::reply::{self, empty, entry, errno, opened, xattr};
 use crate::config::MountConfig;
 use crate::fs::{Changes, Fs, ReadPlace};
 use crate::tree::NewNode;
@@ -247,17 +247,8 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let shared = self.fs.clone();
-        self.fenced("write", ino, |fs| {
-            if !fs.write_would_wait(data.len()) {
-                return written(reply, data.len(), fs.write(ino.0, fh.0, offset, data));
-            }
-            // Not on a request thread: hits and the other files' writes go on.
-            let data = data.to_vec();
-            fs.waiters().defer(data.len(), move || {
-                written(reply, data.len(), shared.write(ino.0, fh.0, offset, &data));
-            });
-        });
+        let place = (ino.0, fh.0, offset);
+        self.fenced("write", ino, |_| listing::write(&self.fs, place, data, reply));
     }
 
     fn flush(

@@ -1,9 +1,11 @@
-//! The replies that carry bulk: data and directory entries.
+//! Requests and replies that carry bulk: data and directory entries.
 
-use fuser::{Generation, INodeNo, ReplyData, ReplyDirectory, ReplyDirectoryPlus};
+use std::sync::Arc;
+
+use fuser::{Generation, INodeNo, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyWrite};
 
 use super::convert::{file_attr, file_type};
-use super::reply::{errno, with_buffer};
+use super::reply::{errno, with_buffer, written};
 use crate::fs::{Fs, ReadPlace};
 
 /// Answers a read from the cache, or hands it to the pool with its reply.
@@ -17,6 +19,19 @@ pub(super) fn read(fs: &Fs, place: ReadPlace, reply: ReplyData) {
             })
         }
         Err(error) => reply.error(errno("read", &error)),
+    });
+}
+
+/// Writes at (file, handle, offset): here, or where it may wait for room in the journal.
+pub(super) fn write(fs: &Arc<Fs>, place: (u64, u64, u64), data: &[u8], reply: ReplyWrite) {
+    let (node, fh, offset) = place;
+    if !fs.write_would_wait(data.len()) {
+        return written(reply, data.len(), fs.write(node, fh, offset, data));
+    }
+    // Not on a request thread: hits and the other files' writes go on.
+    let (data, shared) = (data.to_vec(), fs.clone());
+    fs.waiters().defer(data.len(), move || {
+        written(reply, data.len(), shared.write(node, fh, offset, &data));
     });
 }
 

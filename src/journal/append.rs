@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::Journal;
 use super::format::{
@@ -386,6 +386,8 @@ impl Journal {
             records.push(Placed::of(header, item.at, seq));
         }
         log.write(&*self.device, &self.uuid, &items)?;
+        let bytes: u64 = items.iter().map(|item| item.header.record_bytes()).sum();
+        self.unstarted.fetch_add(bytes, Relaxed);
         self.appended.store(seq, Release);
         Ok(Appended { seq, records })
     }

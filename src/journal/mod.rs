@@ -35,7 +35,10 @@ pub mod segment;
 pub mod zero;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed},
+};
 
 use parking_lot::Mutex;
 
@@ -55,6 +58,9 @@ pub use self::segment::{Geometry, Pin};
 pub use self::zero::Zeroed;
 use crate::device::{BlockDevice, Range};
 use crate::error::{Error, Kind, Result};
+
+/// Appended bytes whose write-out is started together.
+const WRITE_OUT_BYTES: u64 = 1 << 20;
 
 /// Rules that tests switch off to prove that the tests would notice. All false in production.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,6 +89,8 @@ pub struct Journal {
     log: Mutex<Log>,
     /// The last sequence that is wholly in the page cache.
     appended: AtomicU64,
+    /// Bytes appended since their write-out was last started.
+    unstarted: AtomicU64,
     group: Group,
     /// The superblock as last written; changed only by whoever holds `freeing`.
     superblock: Mutex<Superblock>,
@@ -176,6 +184,16 @@ impl Journal {
     /// Requests that wait for room.
     pub fn waiting(&self) -> usize {
         self.space.waiting()
+    }
+
+    /// Starts the write-out of what was appended, once it is a MiB, or at once for somebody who is
+    /// about to sync: so that the kernel neither throttles appends nor leaves all of it to the
+    /// barrier. Never call it with a lock held.
+    pub fn start_write_out(&self, at_once: bool) {
+        if at_once || self.unstarted.load(Relaxed) >= WRITE_OUT_BYTES {
+            self.unstarted.store(0, Relaxed);
+            self.device.start_write_out();
+        }
     }
 
     /// The room that these changes need at most; what `reserve` is asked for.

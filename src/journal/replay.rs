@@ -209,6 +209,7 @@ impl Recovered {
             pins: Pins::new(geometry.count),
             log: Mutex::new(Log::new(ring, next_seq)),
             appended: AtomicU64::new(next_seq - 1),
+            unstarted: AtomicU64::new(0),
             group: Group::new(durable),
             superblock: Mutex::new(superblock),
             freeing: AtomicBool::new(false),

@@ -1,4 +1,4 @@
-//! The journal's part in a mount's life (layer 9): taken up before the mount, written home after it.
+//! The journal's part in a mount's life (layer 9): taken up before the mount, written home after.
 //!
 //! States: opened (recovery has read it; nothing of it is written yet) -> mounted -> flushing (the
 //! mount is gone, its locks are held) -> left (clean, or with what could not or should not be
@@ -6,7 +6,7 @@
 //! journal, and the next mount resumes it.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use sd_notify::NotifyState;
@@ -159,8 +159,8 @@ fn left(fs: &Fs, why: &str) -> Option<String> {
     Some(format!("{bytes} of {images} images are left in the journal{why}; the next mount resumes"))
 }
 
-/// The place of a state directory, for messages.
-pub fn stop(fs: &Fs, place: &PathBuf) -> Outcome<()> {
+/// Ends the filesystem; what is dirty stays in the journal.
+pub fn stop(fs: &Fs, place: &Path) -> Outcome<()> {
     fs.stop().map_err(|error| {
         log::error!("{}: {error}", place.display());
         unexpected(&error)
