@@ -91,6 +91,12 @@ pub trait BlockDevice: Send + Sync {
     /// they ask (qemu's lock bytes). A hint; failures are not told.
     fn mark_dirty(&self, _dirty: bool) {}
 
+    /// Whether its bytes can be written home at any time: only what can be read can. Asked after
+    /// `prepare(true)`.
+    fn can_write_home(&self) -> bool {
+        true
+    }
+
     /// Starts writing out what `write_home` had to leave in the host's page cache; a hint.
     fn start_write_out(&self) {}
 

@@ -50,6 +50,22 @@ impl FileHandle {
         Ok(FileHandle { kind: raw.handle_type, bytes })
     }
 
+    /// The handle of these parts, as `kind` and `bytes` told them; None if there can be none such.
+    pub fn from_parts(kind: i32, bytes: &[u8]) -> Option<FileHandle> {
+        let fits = (1..=MAX_HANDLE_BYTES).contains(&bytes.len());
+        fits.then(|| FileHandle { kind, bytes: bytes.into() })
+    }
+
+    /// What the bytes mean, as the filesystem numbers it.
+    pub fn kind(&self) -> i32 {
+        self.kind
+    }
+
+    /// The opaque bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Opens the inode. `mount` is any real (not O_PATH) descriptor of its filesystem. ESTALE if
     /// the inode is gone, EPERM without CAP_DAC_READ_SEARCH.
     pub fn open(&self, mount: impl AsFd, flags: rustix::fs::OFlags) -> io::Result<OwnedFd> {
@@ -98,6 +114,9 @@ mod tests {
         let file = std::fs::File::create(dir.path().join("a")).unwrap();
         let Ok(first) = FileHandle::of(&file) else { return };
         assert_eq!(first, FileHandle::of(&file).unwrap());
+        assert_eq!(FileHandle::from_parts(first.kind(), first.bytes()).unwrap(), first);
+        assert!(FileHandle::from_parts(1, &[]).is_none());
+        assert!(FileHandle::from_parts(1, &[0; MAX_HANDLE_BYTES + 1]).is_none());
         let other = std::fs::File::create(dir.path().join("b")).unwrap();
         assert_ne!(first.generation(), FileHandle::of(&other).unwrap().generation());
     }

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 pub mod aligned;
+pub mod fs_uuid;
 pub mod handle;
 pub mod huge;
 pub mod locks;

@@ -83,7 +83,9 @@ impl Source {
 
     /// The process that holds the lock.
     pub fn lock_holder(&self) -> Option<u32> {
-        flock_holder(self.device, self.inode)
+        // Twice: while other locks come and go, reading /proc/locks may skip one that stays.
+        let holder = || flock_holder(self.device, self.inode);
+        holder().or_else(holder)
     }
 }
 

@@ -4,7 +4,8 @@
 //! direct one (O_DIRECT, so that the host does not cache what we cache), for writes a buffered one;
 //! writing home has one more, see `home`. None is ever opened O_APPEND or O_TRUNC.
 //! States of direct I/O: unknown -> on | off; off is final for the device. Locks: `fds`, held only
-//! to clone a descriptor out or, once per kind, while opening it; `stream`; both leaves.
+//! to clone a descriptor out or, once per kind, while opening it; `stream`; both leaves; and those
+//! on the file itself, see `locks`.
 //!
 //! The kernel reports a failed write-out once to each open file description that existed when it
 //! failed (errseq), and to none that is opened later if another has seen it. So `sync` uses the
@@ -13,6 +14,7 @@
 //! share it, and the kernel tells only one of them: `failed_syncs` tells the other.
 
 mod home;
+mod locks;
 
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
@@ -27,6 +29,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite};
 
 use self::home::Home;
+use self::locks::Locks;
 use super::{BlockDevice, Range, RawTarget};
 use crate::config::DirectIo;
 use crate::error::{Error, OpContext, Result};
@@ -71,6 +74,9 @@ pub struct FileDevice {
     fds: Mutex<Descriptors>,
     stream: Mutex<Stream>,
     home: Home,
+    locks: Locks,
+    /// Cleared where the file may be written but not read.
+    readable: AtomicBool,
     /// Syncs that failed so far.
     failed_syncs: AtomicU64,
 }
@@ -92,6 +98,8 @@ impl FileDevice {
             fds: Mutex::default(),
             stream: Mutex::default(),
             home: Home::default(),
+            locks: Locks::default(),
+            readable: AtomicBool::new(true),
             failed_syncs: AtomicU64::new(0),
         }
     }
@@ -119,7 +127,9 @@ impl FileDevice {
         let opened = match (self.opener)(flags) {
             // Somebody who may write but not read still may write.
             Err(Errno::ACCESS) if matches!(which, Which::Write) => {
-                (self.opener)(OFlags::WRONLY).op("open")?
+                let fd = (self.opener)(OFlags::WRONLY).op("open")?;
+                self.readable.store(false, Relaxed);
+                fd
             }
             other => other.op("open")?,
         };
@@ -247,7 +257,7 @@ fn write_all(fd: &OwnedFd, data: &[u8], offset: u64) -> Result<()> {
 impl BlockDevice for FileDevice {
     fn prepare(&self, write: bool) -> Result<()> {
         if write {
-            self.fd(Which::Write)?;
+            self.locks.claim(&*self.fd(Which::Write)?)?;
         } else if self.fds.lock().write.is_none() {
             self.read_fd()?;
         }
@@ -325,6 +335,29 @@ impl BlockDevice for FileDevice {
         self.home.raw()
     }
 
+    fn can_write_home(&self) -> bool {
+        self.readable.load(Relaxed)
+    }
+
+    fn sync_filesystem(&self) -> Option<Result<()>> {
+        let failed_before = self.failed_syncs.load(SeqCst);
+        let synced = self.any_fd().and_then(|fd| {
+            rustix::fs::syncfs(&*fd).op("syncfs")?;
+            // syncfs(2) tells no errors before Linux 5.8, and later counts them apart from ours.
+            rustix::fs::fdatasync(&*fd).op("fdatasync")
+        });
+        Some(self.synced(synced, failed_before))
+    }
+
+    fn mark_dirty(&self, dirty: bool) {
+        if !dirty && self.fds.lock().write.is_none() {
+            return;
+        }
+        if let Ok(fd) = self.fd(Which::Write) {
+            self.locks.mark_dirty(&*fd, dirty);
+        }
+    }
+
     fn start_write_out(&self) {
         if self.home.take_buffered()
             && let Ok(fd) = self.any_fd()
@@ -359,5 +392,7 @@ impl BlockDevice for FileDevice {
     }
 }
 
+#[cfg(test)]
+mod lock_tests;
 #[cfg(test)]
 mod tests;

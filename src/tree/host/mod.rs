@@ -5,11 +5,13 @@
 //! splits paths), looked up with O_PATH | O_NOFOLLOW. As root new inodes are created, then given to
 //! the caller; as a user they belong to the mounter. Submounts below the source are shown.
 //!
-//! Locks: the node table's (see `node`) and `mounts`, both leaves, never held across I/O.
+//! Locks: the node table's (see `node`), `mounts` and `filesystems`, all leaves, never held across I/O.
 
 mod dir;
 mod names;
 pub mod node;
+mod record;
+mod resolve;
 mod xattr;
 
 use std::collections::HashMap;
@@ -23,6 +25,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::node::{Capability, Found, Node, Table};
+use self::record::FilesystemId;
 use super::{
     Attr, Caller, DirStream, Entry, FsStat, Identity, NewNode, NodeId, Opened, ROOT, Renamed,
     SetTime, Timestamp, Tree,
@@ -30,6 +33,8 @@ use super::{
 use crate::config::DirectIo;
 use crate::device::FileDevice;
 use crate::error::{Error, Kind, OpContext, Result};
+use crate::journal::DeviceIdentity;
+use crate::store::recovery::Resolver;
 use crate::sys::flags::{S_IFDIR, S_IFMT, S_IFREG};
 use crate::sys::handle::FileHandle;
 use crate::sys::path_fd;
@@ -55,6 +60,10 @@ pub struct HostTree {
     read_only: bool,
     /// A real descriptor per filesystem, for open_by_handle_at.
     mounts: RwLock<HashMap<u64, Arc<OwnedFd>>>,
+    /// What the filesystems are called, by device number.
+    filesystems: RwLock<HashMap<u64, FilesystemId>>,
+    /// Others than root need not try.
+    opens_by_handle: bool,
 }
 
 /// Attributes of a stat result under a node's number.
@@ -114,12 +123,15 @@ impl HostTree {
             mounts.insert(stat.st_dev, Arc::new(real));
         }
         let found = found_of(stat, root, handle, (ROOT, OsString::new()));
+        let is_root_user = rustix::process::geteuid().is_root();
         Ok(HostTree {
             table: Arc::new(Table::new(found, max_open)),
             direct_io,
-            is_root_user: rustix::process::geteuid().is_root(),
+            is_root_user,
             read_only,
             mounts: RwLock::new(mounts),
+            filesystems: RwLock::default(),
+            opens_by_handle: is_root_user,
         })
     }
 
@@ -158,9 +170,7 @@ impl HostTree {
         };
         let fd = rustix::fs::openat(&*parent_fd, &name, PATH_FLAGS, Mode::empty())
             .map_err(|_| stale())?;
-        let stat = stat_fd(&fd)?;
-        let generation = FileHandle::of(&fd).map_or(0, |handle| handle.generation());
-        let identity = Identity { dev: stat.st_dev, ino: stat.st_ino, generation };
+        let identity = identity_of(&stat_fd(&fd)?, FileHandle::of(&fd).ok().as_ref());
         if identity == node.identity { Ok(fd) } else { Err(stale()) }
     }
 
@@ -251,14 +261,19 @@ impl HostTree {
     }
 }
 
+/// Which inode it is; the handle tells one from another that had its number before.
+fn identity_of(stat: &Stat, handle: Option<&FileHandle>) -> Identity {
+    let generation = handle.map_or(0, FileHandle::generation);
+    Identity { dev: stat.st_dev, ino: stat.st_ino, generation }
+}
+
 fn found_of(
     stat: Stat,
     fd: OwnedFd,
     handle: Option<FileHandle>,
     place: (NodeId, OsString),
 ) -> Found {
-    let generation = handle.as_ref().map_or(0, FileHandle::generation);
-    let identity = Identity { dev: stat.st_dev, ino: stat.st_ino, generation };
+    let identity = identity_of(&stat, handle.as_ref());
     Found { identity, kind: stat.st_mode & S_IFMT, handle, fd, place }
 }
 
@@ -432,10 +447,24 @@ impl Tree for HostTree {
         self.remove_attribute(&*self.node(node)?, name)
     }
 
+    fn record(&self, node: NodeId) -> Result<Option<DeviceIdentity>> {
+        self.record_of(node)
+    }
+
+    fn resolver(&self) -> Option<&dyn Resolver> {
+        Some(self)
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        self.sync_filesystems()
+    }
+
     fn load(&self) -> (usize, usize) {
         self.table.load()
     }
 }
 
+#[cfg(test)]
+mod record_tests;
 #[cfg(test)]
 mod tests;

@@ -8,12 +8,12 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use super::node::Node;
-use super::{HostTree, PATH_FLAGS, decode_rdev, stat_fd};
+use super::{HostTree, PATH_FLAGS, decode_rdev, identity_of, stat_fd};
 use crate::error::{Error, OpContext, Result};
 use crate::sys::flags::{S_IFMT, S_IFREG, S_ISGID, S_ISUID};
 use crate::sys::umask::set_thread_umask;
 use crate::sys::{handle::FileHandle, path_fd};
-use crate::tree::{Caller, Entry, Identity, NewNode, NodeId, Opened, Renamed};
+use crate::tree::{Caller, Entry, NewNode, NodeId, Opened, Renamed};
 
 impl HostTree {
     pub(super) fn make_node(
@@ -98,9 +98,7 @@ impl HostTree {
     fn known_at(&self, parent: &Node, name: &OsStr) -> Option<Arc<Node>> {
         let fd = self.fd(parent).ok()?;
         let fd = rustix::fs::openat(&*fd, name, PATH_FLAGS, Mode::empty()).ok()?;
-        let stat = stat_fd(&fd).ok()?;
-        let generation = FileHandle::of(&fd).map_or(0, |handle| handle.generation());
-        self.table.find(&Identity { dev: stat.st_dev, ino: stat.st_ino, generation })
+        self.table.find(&identity_of(&stat_fd(&fd).ok()?, FileHandle::of(&fd).ok().as_ref()))
     }
 
     pub(super) fn remove(

@@ -12,11 +12,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -59,6 +59,8 @@ pub struct Node {
     /// The table's epoch when its descriptor was last opened.
     opened: AtomicU64,
     capability: AtomicU8,
+    /// The birth time, once it was asked for.
+    birth: OnceLock<Timestamp>,
     /// Subdirectories counted, and the mtime at which that was true.
     subdirs: Mutex<Option<(Timestamp, u32)>>,
 }
@@ -96,6 +98,16 @@ impl Node {
     /// Notes the number of subdirectories at an mtime.
     pub fn set_subdirs(&self, mtime: Timestamp, count: u32) {
         *self.subdirs.lock() = Some((mtime, count));
+    }
+
+    /// The birth time, if it was asked for: it never changes.
+    pub fn birth(&self) -> Option<Timestamp> {
+        self.birth.get().copied()
+    }
+
+    /// Notes the birth time.
+    pub fn set_birth(&self, birth: Timestamp) {
+        self.birth.get_or_init(|| birth);
     }
 
     /// What is known of security.capability.
@@ -294,6 +306,7 @@ impl Table {
             used: AtomicBool::new(true),
             opened: AtomicU64::new(u64::MAX),
             capability: AtomicU8::new(0),
+            birth: OnceLock::new(),
             subdirs: Mutex::new(None),
         });
         let mut maps = self.maps.write();
