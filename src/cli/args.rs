@@ -120,7 +120,7 @@ pub struct UmountArgs {
 /// Arguments of `flush`.
 #[derive(Debug, Args)]
 pub struct FlushArgs {
-    /// A mountpoint, or files below one
+    /// A mountpoint: all of it; files, or a mountpoint and files of it: only those
     #[arg(required = true, value_name = "MOUNTPOINT|FILE")]
     pub paths: Vec<PathBuf>,
 }

@@ -1,6 +1,7 @@
 //! `flush` (layer 9), and what `umount` shares with it: waiting until all is written home, with
 //! progress on a terminal. Ctrl-C ends the waiting; the daemon writes on.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -24,7 +25,7 @@ const INTERRUPTED: i32 = 130;
 /// Runs it.
 pub fn run(args: &FlushArgs) -> Outcome<()> {
     let stop = Stop::by_signal()?;
-    for path in &args.paths {
+    for path in &chosen(&args.paths)? {
         let place = Place::find(path)?;
         // Whether the daemon lives, before the path is looked at.
         if stat(&place)?.snapshot.writeback.is_none() {
@@ -44,6 +45,23 @@ pub fn run(args: &FlushArgs) -> Outcome<()> {
         }
     }
     Ok(())
+}
+
+/// What to flush: a mountpoint alone is all of it; before files it says where they are, which may
+/// then be named from there.
+fn chosen(paths: &[PathBuf]) -> Outcome<Vec<PathBuf>> {
+    let Some((first, files)) = paths.split_first().filter(|(_, files)| !files.is_empty()) else {
+        return Ok(paths.to_vec());
+    };
+    let place = Place::find(first)?;
+    if place.below()?.is_some() {
+        return Ok(paths.to_vec());
+    }
+    let of_mount = |file: &PathBuf| {
+        let inside = place.mountpoint().join(file);
+        if file.is_relative() && inside.exists() { inside } else { file.clone() }
+    };
+    Ok(files.iter().map(of_mount).collect())
 }
 
 /// "1.5G home in 12.3 s (125.0 MiB/s), depth 64"

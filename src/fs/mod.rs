@@ -95,9 +95,8 @@ fn raise_descriptor_limit() -> u64 {
     (now / 2).min(MAX_NODE_FDS)
 }
 
-fn host_tree(root: OwnedFd, config: &Config) -> Result<HostTree> {
-    let max_open = raise_descriptor_limit() as usize;
-    HostTree::new(root, config.store.direct_io, config.mount.read_only, max_open)
+fn host_tree(root: OwnedFd, config: &Config, max_open: u64) -> Result<HostTree> {
+    HostTree::new(root, config.store.direct_io, config.mount.read_only, max_open as usize)
 }
 
 /// Of a tree whose files cannot be found again.
@@ -113,7 +112,7 @@ impl Fs {
     /// A filesystem over a directory of the host. `root` is an O_PATH descriptor of it, opened
     /// before anything is mounted over it. Starts no thread.
     pub fn open_host(root: OwnedFd, config: &Config) -> Result<Arc<Fs>> {
-        let tree = host_tree(root, config)?;
+        let tree = host_tree(root, config, raise_descriptor_limit())?;
         Ok(Fs::over(Arc::new(tree), BlockStore::new(&config.store), config))
     }
 
@@ -123,7 +122,8 @@ impl Fs {
         config: &Config,
         journal: JournalParts,
     ) -> Result<(Arc<Fs>, Report)> {
-        let tree = Arc::new(host_tree(root, config)?);
+        let descriptors = raise_descriptor_limit();
+        let tree = Arc::new(host_tree(root, config, descriptors)?);
         let resolver = tree.resolver().unwrap_or(&NoResolver);
         let opening = Opening {
             mark: Some(journal.mark),
@@ -131,6 +131,9 @@ impl Fs {
             ..Opening::new(resolver)
         };
         let (store, report) = BlockStore::with_journal(&config.store, journal.recovered, &opening)?;
+        // Each holds up to four; they may have a quarter of the limit (STORE 6), which is twice what
+        // the node table may keep.
+        store.set_dirty_max((2 * descriptors / 4 / 4) as usize);
         let names = tree.clone();
         store.set_names_sync(Box::new(move || names.sync_names()));
         Ok((Fs::over(tree, store, config), report))

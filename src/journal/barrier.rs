@@ -79,8 +79,18 @@ impl Journal {
         if self.durable_seq() >= seq {
             return Ok(());
         }
+        self.group.calls.fetch_add(1, SeqCst);
+        self.settle_to(seq)
+    }
+
+    /// The same for our own purposes: it does not count as one that waited.
+    pub fn settle(&self) -> Result<()> {
+        self.settle_to(self.appended_seq())
+    }
+
+    /// The same up to a sequence.
+    pub fn settle_to(&self, seq: u64) -> Result<()> {
         let group = &self.group;
-        group.calls.fetch_add(1, SeqCst);
         loop {
             let mut state = group.state.lock();
             if self.durable_seq() >= seq {

@@ -83,7 +83,7 @@ impl Journal {
             (slot, log.ring.all_written())
         };
         if !self.mutants.skip_free_barrier {
-            self.barrier()?;
+            self.settle()?;
         }
         if self.pins.is_pinned(slot) {
             return Ok(Freed::Pinned);

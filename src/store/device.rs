@@ -396,7 +396,7 @@ impl Device {
             self.dirty.lock().map.spoil();
             return Err(error);
         }
-        self.note_named();
+        self.note_named(writeback)?;
         self.barrier(writeback)
     }
 

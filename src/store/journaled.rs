@@ -105,13 +105,27 @@ impl Device {
         self.dirty.lock().record.is_some()
     }
 
-    /// A name of it is durable: from now on replay may expect to find it.
-    pub(super) fn note_named(&self) {
+    /// A name of it is durable: from now on replay expects to find it, and says so if not. The
+    /// journal hears of it with a record that changes nothing.
+    pub(super) fn note_named(&self, wb: &Writeback) -> Result<()> {
+        let unnamed = |dirty: &Journaled| dirty.record.as_ref().is_some_and(|r| !r.named);
+        if !unnamed(&self.dirty.lock()) || !wb.takes_writes() {
+            return Ok(());
+        }
+        let change = Change::Data(&[]);
+        let mut room = wb.reserve_internal(&[change])?;
         let mut dirty = self.dirty.lock();
-        if let Some(record) = dirty.record.as_mut().filter(|record| !record.named) {
+        if let Some(record) = dirty.record.as_mut() {
             record.named = true;
             dirty.announced = false;
         }
+        if dirty.map.is_clean() {
+            return Ok(());
+        }
+        let size = self.size();
+        let mtime = dirty.map.times().map_or_else(clock::wall, |(mtime, _)| mtime);
+        let after = After { size, mtime };
+        self.append(wb, &mut dirty, &mut room, size, change, &after).map(drop)
     }
 
     /// It goes by another path: recovery's fallback.
@@ -416,10 +430,7 @@ impl Device {
 
     /// Whether replay would bring back bytes of it over what is changed outside the journal.
     fn needs_revoke(&self, wb: &Writeback, dirty: &Journaled) -> bool {
-        let tail = wb.journal.tail();
-        !wb.mutants.skip_revoke
-            && dirty.replayable > 0
-            && tail.is_some_and(|tail| tail.first_seq <= dirty.replayable)
+        !wb.mutants.skip_revoke && wb.in_ring(dirty.replayable)
     }
 
     /// Registers a change outside the journal: waits until the device is clean, voids what the

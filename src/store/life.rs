@@ -101,7 +101,15 @@ impl Device {
         let closed = shared.registry.lock().settle(&self.identity, stamp, &shared.cache);
         match closed {
             Closed::Dropped(device) => device.drop_dirty(),
-            Closed::Known(_) | Closed::Open => {}
+            Closed::Known(device) => device.leave(),
+            Closed::Open => {}
+        }
+    }
+
+    /// Nobody has it open, and it is clean.
+    pub(super) fn leave(&self) {
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.leave(self);
         }
     }
 

@@ -10,6 +10,9 @@ use crate::error::{Error, Kind, Result};
 use crate::journal::{Journal, Pin};
 use crate::units::Extent;
 
+/// What holes and data are multiples of.
+const GRAIN: u64 = 4096;
+
 /// A piece, and what keeps its bytes where they are.
 pub(super) struct Pinned {
     known: Known,
@@ -127,7 +130,8 @@ impl Device {
         gaps
     }
 
-    /// The next data or hole, with what is in the journal.
+    /// The next data or hole, with what is in the journal. As of a file system, both begin at
+    /// multiples of `GRAIN`: tar(1) fails on others.
     pub(super) fn seek_merged(&self, offset: u64, hole: bool) -> Result<u64> {
         let (size, end) = (self.size(), Error::os("lseek", rustix::io::Errno::NXIO));
         if offset >= size {
@@ -135,35 +139,44 @@ impl Device {
         }
         let mut at = offset;
         while at < size {
-            let (piece, next, home_size) = self.piece_at(at, size);
-            match piece {
-                Some((body, _)) if (body == Body::Zero) == hole => return Ok(at),
-                Some((_, end)) => at = end,
-                None => {
-                    let until = next.min(size);
-                    let found = if at >= home_size {
-                        if hole { at } else { until }
-                    } else {
-                        self.file.seek(at, hole).unwrap_or(until)
-                    };
-                    if found < until {
-                        return Ok(found);
-                    }
-                    at = until;
-                }
+            let (is_hole, until) = self.stretch(at, size)?;
+            if is_hole == hole {
+                return Ok(at);
             }
+            at = until;
         }
         if hole { Ok(size) } else { Err(end) }
     }
 
-    /// The piece over a byte and its end, where the next one begins, and the device's own size.
-    fn piece_at(&self, at: u64, size: u64) -> (Option<(Body, u64)>, u64, u64) {
+    /// Whether a byte is in a hole, and up to where that is so, at least.
+    fn stretch(&self, at: u64, size: u64) -> Result<(bool, u64)> {
+        let grain = at - at % GRAIN;
         let dirty = self.dirty.lock();
-        let home_size = dirty.map.home_size();
-        let next = dirty.map.next_piece(at).unwrap_or(size);
-        if next > at {
-            return (None, next, home_size);
+        let (piece, home_size) = (dirty.map.at(at), dirty.map.home_size());
+        let near = dirty.map.lookup(Extent { offset: grain, len: GRAIN });
+        let next = dirty.map.next_piece(grain + GRAIN).unwrap_or(u64::MAX);
+        drop(dirty);
+        if near.iter().any(|known| known.body != Body::Zero) {
+            let whole = piece.filter(|(body, _)| *body != Body::Zero).map_or(0, |(_, end)| end);
+            return Ok((false, (whole - whole % GRAIN).max(grain + GRAIN).min(size)));
         }
-        (dirty.map.at(at), at, home_size)
+        if let Some((Body::Zero, end)) = piece {
+            return Ok((true, (end - end % GRAIN).max(grain + GRAIN).min(size)));
+        }
+        let until = (next - next % GRAIN).max(grain + GRAIN).min(size);
+        if at >= home_size {
+            return Ok((true, until));
+        }
+        match self.file.seek(at, false) {
+            Ok(data) if data <= at => {
+                let hole = self.file.seek(at, true)?;
+                Ok((false, if hole > at { hole.min(until) } else { until }))
+            }
+            Ok(data) => Ok((true, data.min(until))),
+            Err(error) if error.errno() == rustix::io::Errno::NXIO.raw_os_error() => {
+                Ok((true, until))
+            }
+            Err(error) => Err(error),
+        }
     }
 }

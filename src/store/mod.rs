@@ -115,6 +115,13 @@ impl BlockStore {
         let cached = known.unwrap_or_else(|| self.shared.cache.register(self.new_id()));
         let device = Device::new(self.shared.clone(), cached, fresh, identity, stamp.size);
         registry.insert(identity, device.clone(), stamp, path());
+        drop(registry);
+        if let Some(writeback) = self.shared.writeback()
+            && let Err(error) = writeback.come_back(&identity, &device)
+        {
+            // The journal has failed: then nothing is replayed over anything without a look.
+            log::error!("journal: {}: its old records stand: {error}", device.name());
+        }
         OpenedDevice { device, unchanged }
     }
 
@@ -133,7 +140,7 @@ impl BlockStore {
         // The descriptors are closed without the lock.
         match closed {
             Closed::Dropped(device) => device.drop_dirty(),
-            Closed::Known(device) => drop(device),
+            Closed::Known(device) => device.leave(),
             Closed::Open => {}
         }
     }
@@ -192,9 +199,17 @@ impl BlockStore {
         self.shared.writeback().is_some()
     }
 
+    /// At most so many files may be dirty at once, each with its descriptors: past that, the next
+    /// one waits.
+    pub fn set_dirty_max(&self, most: usize) {
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.set_devices_max(most);
+        }
+    }
+
     /// Whether anything is dirty.
     pub fn is_dirty(&self) -> bool {
-        self.shared.writeback().is_some_and(|writeback| !writeback.listed().is_empty())
+        self.shared.writeback().is_some_and(|writeback| writeback.has_dirty())
     }
 
     /// Starts writeback, if there is a journal; after daemonizing.

@@ -81,7 +81,8 @@ fn ward(name: &str) -> Option<Ward> {
     let scratch = Scratch::new(name);
     let source = scratch.path().join("source");
     fs::create_dir_all(source.join("sick")).unwrap();
-    let sick = small_fs(&scratch, 64, &source.join("sick"));
+    // With room beyond the 64 MiB that writers must leave.
+    let sick = small_fs(&scratch, 160, &source.join("sick"));
     let builder = builder(&format!("{name}-mnt"))?.source(&source);
     let builder = builder.option("journal_size=8M").limit(Duration::from_secs(240));
     let mount = builder.start()?;
@@ -133,7 +134,7 @@ fn an_image_on_a_full_filesystem_holds_nobody_up_and_heals_by_itself() {
     file.write_all_at(b"acknowledged", 16 * MIB).unwrap();
     // Behind the mount's back: what was promised is taken away.
     let filler = sick.path().join("filler");
-    let _ = fs::write(&filler, vec![1; 64 << 20]);
+    let _ = fs::write(&filler, vec![1; 160 << 20]);
     fuse_tests::writeback::release(&mount);
     let longest = others_go_on(&mount, &file);
     assert!(longest < Duration::from_secs(1), "a healthy write waited {longest:?}");

@@ -165,18 +165,24 @@ impl Log {
     /// Reads all of it.
     pub(super) fn read(recovered: &Recovered) -> Result<Log> {
         let mut log = Log::default();
-        let mut heartbeat = None;
+        let mut heartbeat: Option<Timestamp> = None;
         recovered.visit(&mut |record| {
             log.records += 1;
             let id = record.header.device;
             match record.header.kind {
                 RecordKind::Checkpoint => {
                     let note = Checkpoint::decode(record.payload);
-                    heartbeat = note.as_ref().map(|note| note.time).or(heartbeat);
+                    heartbeat = heartbeat.max(note.as_ref().map(|note| note.time));
                     log.stopped(note);
                 }
                 RecordKind::Opaque(_) => {}
                 _ => {
+                    // A write says as well when the mount was alive. (An Attr's time is typed.)
+                    let timed = matches!(
+                        record.header.kind,
+                        RecordKind::Data | RecordKind::Zero | RecordKind::Truncate
+                    );
+                    heartbeat = heartbeat.max(timed.then_some(record.header.mtime));
                     log.last_tag = log.last_tag.max(id.0);
                     log.devices.entry(id).or_default().apply(record);
                 }

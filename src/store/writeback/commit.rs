@@ -40,7 +40,7 @@ impl Writeback {
                 >= delay.saturating_sub(LONG).as_millis()
             {
                 // A failure is the journal's for good, and told wherever it matters.
-                let _ = self.journal.barrier();
+                let _ = self.journal.settle();
                 pending_since = None;
             }
             if !self.listed().is_empty() {
@@ -77,7 +77,7 @@ impl Writeback {
         let (device, mtime) = (DeviceId(0), clock::wall());
         let entry = Entry { device, offset: 0, change, size_after: 0, mtime };
         let appended = self.journal.append(&mut room, &[entry])?;
-        self.journal.barrier_to(appended.seq)?;
+        self.journal.settle_to(appended.seq)?;
         Ok(true)
     }
 }

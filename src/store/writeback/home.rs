@@ -76,8 +76,8 @@ impl Writeback {
             planned.ops.into_iter().map(|op| (op.clone(), self.pins(&op))).collect();
         device.publish(self, &dirty);
         drop(dirty);
-        if let Some(seq) = planned.barrier {
-            self.make_durable(seq);
+        if planned.barrier.is_some() {
+            self.make_durable();
         }
         let total: u64 = pinned.iter().map(|(op, _)| bytes_of(op)).sum();
         control.group += pinned.len();
@@ -92,12 +92,16 @@ impl Writeback {
         parts.iter().map(|part| self.journal.pin(&part.placed)).collect()
     }
 
-    /// What a pass wanted was not durable yet (J13).
-    fn make_durable(&self, seq: u64) {
+    /// What a pass wanted was not durable yet (J13). One barrier at a time: it covers all.
+    fn make_durable(&self) {
         let Some(writeback) = self.me.upgrade() else { return };
+        if self.making_durable.swap(true, SeqCst) {
+            return;
+        }
         self.submit(Task::Call(Box::new(move || {
             // A failure is the journal's for good; the next step sees it.
-            let _ = writeback.journal.barrier_to(seq);
+            let _ = writeback.journal.settle();
+            writeback.making_durable.store(false, SeqCst);
             writeback.ring();
         })));
     }

@@ -23,6 +23,7 @@ mod flush;
 mod forward;
 mod health;
 mod home;
+mod past;
 mod rate;
 #[cfg(test)]
 mod tests;
@@ -50,7 +51,7 @@ use crate::device::BlockDevice;
 use crate::error::{Error, Kind, Result};
 use crate::journal::{self, Change, Freed, Journal, Purpose, Reservation};
 use crate::stats::{DeviceSnapshot, DeviceWriteback, WritebackStat};
-use crate::units::DeviceId;
+use crate::units::{DeviceId, Identity};
 
 /// Free space that a source must keep beyond what was promised.
 const SPACE_KEPT: u64 = 64 << 20;
@@ -155,11 +156,16 @@ pub(crate) struct Writeback {
     progress: (Mutex<()>, Condvar),
     pieces: AtomicUsize,
     pieces_max: usize,
+    devices_max: AtomicUsize,
     /// Writers that wait for room in the index.
     index_waiters: AtomicUsize,
     in_flight: AtomicUsize,
     flushing_all: AtomicUsize,
     stopping: AtomicBool,
+    /// Devices that are closed and clean while the ring still has records of them (J14).
+    past: Mutex<HashMap<Identity, (DeviceId, u64)>>,
+    /// A barrier for home writes is under way.
+    making_durable: AtomicBool,
     /// Device number of a filesystem -> when it was asked, its free bytes.
     space: Mutex<HashMap<u64, (u64, Option<u64>)>>,
     /// Dirty data was dropped with its last name: the source must be durable without it before
@@ -213,10 +219,13 @@ impl Writeback {
             progress: Default::default(),
             pieces: AtomicUsize::new(0),
             pieces_max: (index / PIECE_BYTES) as usize,
+            devices_max: AtomicUsize::new(usize::MAX),
             index_waiters: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             flushing_all: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
+            past: Mutex::default(),
+            making_durable: AtomicBool::new(false),
             space: Mutex::default(),
             names: Mutex::default(),
             names_changed: AtomicBool::new(false),
@@ -241,6 +250,7 @@ impl Writeback {
         self.mark_dirty()?;
         let bytes = self.journal.charge(changes);
         if self.pieces.load(Relaxed) < self.pieces_max
+            && !self.too_many(device)
             && let Some(room) = self.journal.try_reserve(Purpose::Frontend, bytes)
         {
             return Ok(room);
@@ -251,11 +261,22 @@ impl Writeback {
         self.journal.reserve(Purpose::Frontend, bytes)
     }
 
+    /// Dirty devices keep their descriptors: one more than may be waits until others are clean.
+    fn too_many(&self, device: &Device) -> bool {
+        !device.is_dirty.load(Relaxed)
+            && self.devices.lock().len() >= self.devices_max.load(Relaxed)
+    }
+
+    /// At most so many devices are dirty.
+    pub(super) fn set_devices_max(&self, most: usize) {
+        self.devices_max.store(most.max(16), Relaxed);
+    }
+
     /// The dirty index is at its cap: as in a full journal, the writer waits.
     fn wait_for_index(&self, device: &Device) -> Result<()> {
         self.index_waiters.fetch_add(1, SeqCst);
         let mut guard = self.progress.0.lock();
-        while self.pieces.load(SeqCst) >= self.pieces_max
+        while (self.pieces.load(SeqCst) >= self.pieces_max || self.too_many(device))
             && self.takes_writes()
             && !device.refused.load(Relaxed)
         {
@@ -305,7 +326,11 @@ impl Writeback {
             }
         };
         // Dirty bytes may all be of holes: whoever is near the limit is looked at more closely.
-        free.is_none_or(|free| free >= self.dirty_bytes().saturating_add(SPACE_KEPT + more))
+        let Some(free) = free else { return true };
+        let kept = SPACE_KEPT + more;
+        // The journal bounds what is dirty: most sources have more room than that.
+        free >= self.journal.usage().used_bytes.saturating_add(kept)
+            || free >= self.dirty_bytes().saturating_add(kept)
     }
 
     fn dirty_bytes(&self) -> u64 {
@@ -344,6 +369,10 @@ impl Writeback {
             // Never the last reference: the caller has one.
             drop(gone);
         }
+    }
+
+    pub(super) fn has_dirty(&self) -> bool {
+        !self.devices.lock().is_empty()
     }
 
     pub(super) fn listed(&self) -> Vec<Arc<Device>> {
@@ -415,6 +444,7 @@ impl Writeback {
     pub(super) fn would_wait(&self, bytes: u64) -> bool {
         let full = self.pieces.load(Relaxed) >= self.pieces_max;
         let bytes = self.journal.charge_bytes(bytes);
+        let full = full || self.devices.lock().len() >= self.devices_max.load(Relaxed);
         full || self.journal.try_reserve(Purpose::Frontend, bytes).is_none()
     }
 
