@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use super::view::{Action, Admission, DeviceView, Event, Settings, World};
+use super::view::{Action, DeviceView, Event, Settings, World};
 use super::workers::Workers;
 use super::{Control, Executor, Writeback};
 use crate::clock;
@@ -33,7 +33,15 @@ impl Writeback {
         {
             let writeback = self.clone();
             let thread = std::thread::Builder::new().name(name.into());
-            threads.push(thread.spawn(move || run(&writeback)).op("start a writeback thread")?);
+            let life = move || {
+                let run = std::panic::AssertUnwindSafe(|| run(&writeback));
+                if std::panic::catch_unwind(run).is_err() {
+                    // Nothing goes home any more, or nothing becomes durable: nobody may rely on it.
+                    writeback.journal.give_up("a panic of a writeback thread");
+                    writeback.made_progress();
+                }
+            };
+            threads.push(thread.spawn(life).op("start a writeback thread")?);
         }
         Ok(())
     }
@@ -72,11 +80,12 @@ impl Writeback {
         let mut control = self.control.lock();
         let events = std::mem::take(&mut *self.events.lock());
         for event in &events {
-            if let Event::Synced { device, .. } | Event::Gone { device } = event {
+            // Not when it is gone: its sync may still run.
+            if let Event::Synced { device, .. } = event {
                 control.syncing.remove(device);
             }
         }
-        let devices = self.listed();
+        let devices = self.concerned();
         let views: Vec<DeviceView> =
             devices.iter().map(|device| self.view(&control, device)).collect();
         let usage = self.journal.usage();
@@ -92,11 +101,25 @@ impl Writeback {
         };
         let tail = self.journal.tail();
         let actions = control.controller.step(&world, tail, &events);
+        let mut better = false;
         for (device, view) in devices.iter().zip(&views) {
             let admission = control.controller.admit(device.cached.id, view.journal_share, 0);
-            device.refused.store(admission == Admission::Refused, Relaxed);
+            better |= device.admission.swap(admission as u8, SeqCst) != admission as u8;
+        }
+        if better {
+            self.made_progress();
         }
         self.execute(&mut control, actions);
+    }
+
+    /// Every device with something live, and every one whose writers wait. Others that are open
+    /// for writing make no difference to the controller, and would make each step slow.
+    fn concerned(&self) -> Vec<Arc<Device>> {
+        let mut devices = self.devices.lock().clone();
+        for (device, _) in self.writers.lock().values() {
+            devices.entry(device.cached.id).or_insert_with(|| device.clone());
+        }
+        devices.into_values().collect()
     }
 
     fn settings(&self) -> Settings {
