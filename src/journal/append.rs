@@ -130,9 +130,27 @@ pub(super) struct Log {
     pub(super) ring: Ring,
     /// The sequence the next record gets.
     pub(super) next_seq: u64,
-    /// What a tag stands for, and its size after its last record.
-    identities: HashMap<u32, (Arc<[u8]>, u64)>,
+    identities: HashMap<u32, Tag>,
     buffer: Vec<u8>,
+}
+
+/// What a tag stands for.
+#[derive(Clone, Debug)]
+struct Tag {
+    identity: Arc<[u8]>,
+    /// The size after its last record.
+    size: u64,
+    /// The sizes that its file may have where it lies, least and greatest.
+    home: (u64, u64),
+    /// The last record that replay would bring back; 0: none.
+    last: u64,
+}
+
+impl Tag {
+    /// The sizes its file may be found with.
+    fn sizes(&self) -> (u64, u64) {
+        (self.home.0.min(self.size), self.home.1.max(self.size))
+    }
 }
 
 enum Payload<'a> {
@@ -176,33 +194,36 @@ impl Log {
         let whole = self.ring.geometry().segment_bytes;
         let fits = self.ring.head().is_some_and(|head| {
             let missing = identity.as_ref().filter(|(tag, _)| !head.devices.contains(tag));
-            let before = missing.map_or(0, |(_, (bytes, _))| record_bytes(bytes.len() as u64));
+            let before = missing.map_or(0, |(_, tag)| record_bytes(tag.identity.len() as u64));
             head.used + before + least <= whole
         });
         if !fits && !self.ring.roll(self.next_seq) {
             return Err(Error::new(Kind::Internal, "journal write", "no free segment"));
         }
-        if let Some((tag, (bytes, size_after))) = identity
-            && self.ring.head().is_some_and(|head| head.devices.insert(tag))
+        if let Some((number, tag)) = identity
+            && self.ring.head().is_some_and(|head| head.devices.insert(number))
         {
-            let header = blank(RecordKind::Device, DeviceId(tag));
-            let length = bytes.len() as u64;
-            items.push(
-                self.place(Header { length, size_after, ..header }, Payload::Identity(bytes))?,
-            );
+            let (offset, size_after) = tag.sizes();
+            let length = tag.identity.len() as u64;
+            let header = blank(RecordKind::Device, DeviceId(number));
+            let header = Header { offset, length, size_after, ..header };
+            items.push(self.place(header, Payload::Identity(tag.identity))?);
         }
         Ok(self.ring.head().map_or(0, |head| whole - head.used))
     }
 
-    fn note_sizes(&mut self, entries: &[Entry<'_>]) {
+    fn note_last(&mut self, entries: &[Entry<'_>], seq: u64) {
         for entry in entries {
-            if let Some((_, size)) = self.identities.get_mut(&entry.device.0) {
-                *size = entry.size_after;
+            if let Some(tag) = self.identities.get_mut(&entry.device.0) {
+                tag.size = entry.size_after;
+                if !matches!(entry.change, Change::Revoke(_) | Change::Unlink(_)) {
+                    tag.last = seq;
+                }
             }
         }
     }
 
-    fn identity(&self, tag: u32) -> Result<(Arc<[u8]>, u64)> {
+    fn identity(&self, tag: u32) -> Result<Tag> {
         let unknown = || Error::new(Kind::Invalid, "journal write", format!("no device {tag}"));
         self.identities.get(&tag).cloned().ok_or_else(unknown)
     }
@@ -305,11 +326,53 @@ impl Journal {
         let too_long = || Error::new(Kind::Invalid, "journal device", "path or handle too long");
         let bytes: Arc<[u8]> = identity.encode().ok_or_else(too_long)?.into();
         let mut log = self.log.lock();
-        log.identities.insert(device.0, (bytes, size));
+        let last = log.identities.get(&device.0).map_or(0, |tag| tag.last);
+        let tag = Tag { identity: bytes, size, home: (size, size), last };
+        log.identities.insert(device.0, tag);
         if let Some(head) = log.ring.head() {
             head.devices.remove(&device.0);
         }
         Ok(())
+    }
+
+    /// The sizes that a file may have where it lies, from now on: its next Device record says them,
+    /// so that recovery can tell a file that was replaced by another (J12).
+    pub fn note_home(&self, device: DeviceId, (least, most): (u64, u64)) {
+        if let Some(tag) = self.log.lock().identities.get_mut(&device.0) {
+            tag.home = (least, most);
+        }
+    }
+
+    /// The log that recovery read has records of this device.
+    pub fn note_recovered(&self, device: DeviceId) {
+        let last = self.appended_seq();
+        if let Some(tag) = self.log.lock().identities.get_mut(&device.0) {
+            tag.last = last;
+        }
+    }
+
+    /// Whether replay would bring back anything of a device (J14).
+    pub fn would_replay(&self, device: DeviceId) -> bool {
+        let log = self.log.lock();
+        let last = log.identities.get(&device.0).map_or(0, |tag| tag.last);
+        log.ring.tail().is_some_and(|tail| tail.first_seq <= last)
+    }
+
+    /// The devices of which replay would bring back something.
+    pub fn replayable(&self) -> Vec<DeviceId> {
+        let log = self.log.lock();
+        let Some(first) = log.ring.tail().map(|tail| tail.first_seq) else { return Vec::new() };
+        let tags = log.identities.iter().filter(|(_, tag)| first <= tag.last);
+        tags.map(|(number, _)| DeviceId(*number)).collect()
+    }
+
+    /// A durable Revoke of everything, with this sequence: older records do not matter any more.
+    pub fn voided(&self, device: DeviceId, seq: u64) {
+        if let Some(tag) = self.log.lock().identities.get_mut(&device.0)
+            && tag.last < seq
+        {
+            tag.last = 0;
+        }
     }
 
     /// A tag that will have no more records.
@@ -341,7 +404,8 @@ impl Journal {
         match &result {
             Ok(_) => {
                 guard.done();
-                log.note_sizes(entries);
+                let last = log.next_seq - 1;
+                log.note_last(entries, last);
             }
             Err(error) => self.health.fail(&error.to_string()),
         }

@@ -247,7 +247,8 @@ pub struct Header {
     pub offset: u64,
     /// Bytes of its range; of its payload, where it has one.
     pub length: u64,
-    /// The file's size afterwards; of a Device record, its size before the device's next one.
+    /// The file's size afterwards. Of a Device record, the greatest size that the file had or may
+    /// have where it lies, before the device's next record; the least one is `offset`.
     pub size_after: u64,
     /// The file's mtime afterwards.
     pub mtime: Timestamp,
@@ -320,7 +321,7 @@ impl Header {
 
     /// Whether bytes at a multiple of `RECORD_ALIGN` might be a header: a cheap first look.
     pub fn looks_like_one(bytes: &[u8]) -> bool {
-        bytes.len() >= HEADER_BYTES && u32_at(bytes, 0) == RECORD_MAGIC
+        bytes.first_chunk() == Some(&RECORD_MAGIC.to_le_bytes())
     }
 }
 

@@ -249,6 +249,11 @@ impl Journal {
         Ok(())
     }
 
+    /// Stops for good: whoever calls this has lost track of what is in it.
+    pub fn give_up(&self, why: &str) {
+        self.fail(why);
+    }
+
     fn fail(&self, why: &str) {
         self.health.fail(why);
         self.space.wake();

@@ -36,7 +36,9 @@ pub(super) struct Reader {
     geometry: Geometry,
     mutants: Mutants,
     start: u64,
+    /// The first `filled` bytes are what the device has from `start` on.
     buffer: Vec<u8>,
+    filled: usize,
 }
 
 impl Reader {
@@ -46,22 +48,23 @@ impl Reader {
         geometry: Geometry,
         mutants: Mutants,
     ) -> Reader {
-        Reader { device, superblock, geometry, mutants, start: 0, buffer: Vec::new() }
+        Reader { device, superblock, geometry, mutants, start: 0, buffer: Vec::new(), filled: 0 }
     }
 
     /// Bytes `at..at + len`, of which `end` bounds what may be read; fewer where they end.
     fn bytes(&mut self, at: u64, len: u64, end: u64) -> Result<&[u8]> {
         let len = len.min(end.saturating_sub(at));
-        let have = self.start + self.buffer.len() as u64;
+        let have = self.start + self.filled as u64;
         if at < self.start || at + len > have {
-            self.buffer.resize(len.max(WINDOW_BYTES).min(end - at) as usize, 0);
-            let read = self.device.read_at(&mut self.buffer, at);
-            self.buffer.truncate(*read.as_ref().unwrap_or(&0));
-            self.start = at;
-            read?;
+            let wanted = len.max(WINDOW_BYTES).min(end - at) as usize;
+            if self.buffer.len() < wanted {
+                self.buffer.resize(wanted, 0);
+            }
+            (self.start, self.filled) = (at, 0);
+            self.filled = self.device.read_at(&mut self.buffer[..wanted], at)?;
         }
         let from = (at - self.start) as usize;
-        let to = (from + len as usize).min(self.buffer.len());
+        let to = (from + len as usize).min(self.filled);
         Ok(&self.buffer[from.min(to)..to])
     }
 
@@ -348,11 +351,9 @@ fn durable_in(
             return Ok(None);
         }
         let last = window.len() - HEADER_BYTES;
-        for start in (0..=last).step_by(RECORD_ALIGN as usize) {
-            let bytes = &window[start..];
-            if !Header::looks_like_one(bytes) {
-                continue;
-            }
+        let places = window.chunks_exact(RECORD_ALIGN as usize).enumerate();
+        for (place, _) in places.filter(|(_, bytes)| Header::looks_like_one(bytes)) {
+            let bytes = &window[place * RECORD_ALIGN as usize..];
             let header = Header::decode(bytes, &uuid);
             let known = header.filter(|header| {
                 let witness = header.generation >= floor && header.durable_seq >= expected;

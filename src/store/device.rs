@@ -7,20 +7,21 @@
 //! changes, so that an attribute read that raced with one never sets an old size back.
 
 use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::Shared;
+use super::guard::Dirty;
 use super::journaled::Journaled;
 use super::ranges::Ranges;
 use crate::cache::{CacheDevice, Fetch, Plan, Verdict};
 use crate::config::CacheMode;
 use crate::device::{BlockDevice, Range};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::units::{Extent, Identity};
 
 /// The size and how often we changed it.
@@ -42,16 +43,24 @@ pub struct Device {
     ranges: Ranges,
     /// Something on it changed outside the journal since its last full sync.
     pub(super) unsynced: AtomicBool,
+    /// A sync of its file is being made for somebody: others wait, and look again.
+    file_sync: (Mutex<bool>, Condvar),
+    /// Writeback's sync failed, and the error may be of changes outside the journal: the kernel
+    /// tells it once, so the next fsync must (J11).
+    pub(super) lost: AtomicBool,
     /// We changed it: its stamp must be taken anew.
     touched: AtomicBool,
     /// What of it is in the journal.
-    pub(super) dirty: Mutex<Journaled>,
+    pub(super) dirty: Dirty,
     /// Whether the dirty map has a piece; changed under `dirty`, read without.
     pub(super) has_pieces: AtomicBool,
     /// Whether the dirty map is not clean; changed under `dirty`, read without.
     pub(super) is_dirty: AtomicBool,
-    /// Its writes are refused: it is degraded and has its share of the journal.
-    pub(super) refused: AtomicBool,
+    /// What the controller thinks of further writes: see `Admission`.
+    pub(super) admission: AtomicU8,
+    /// Whether its file was told that it is dirty; changed under `telling`.
+    told: AtomicBool,
+    telling: Mutex<()>,
     /// Requests that wait for it to be clean.
     pub(super) flushing: AtomicU32,
     /// When the frontend last used it, in ms of our clock plus one; 0: never.
@@ -101,6 +110,19 @@ impl Fetch for Source<'_> {
     }
 }
 
+/// One caller's turn to sync the file.
+struct SyncTurn<'a>(&'a Device);
+
+impl Drop for SyncTurn<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.unsynced.store(true, SeqCst);
+        }
+        *self.0.file_sync.0.lock() = false;
+        self.0.file_sync.1.notify_all();
+    }
+}
+
 impl Device {
     pub(super) fn new(
         shared: Arc<Shared>,
@@ -111,6 +133,7 @@ impl Device {
     ) -> Arc<Device> {
         Arc::new_cyclic(|me| Device {
             me: me.clone(),
+            dirty: Dirty::new(shared.clone(), Journaled::new(size)),
             shared,
             cached,
             file,
@@ -119,11 +142,14 @@ impl Device {
             ranges: Ranges::default(),
             // What an earlier handle wrote may not be durable.
             unsynced: AtomicBool::new(true),
+            file_sync: Default::default(),
+            lost: AtomicBool::new(false),
             touched: AtomicBool::new(false),
-            dirty: Mutex::new(Journaled::new(size)),
             has_pieces: AtomicBool::new(false),
             is_dirty: AtomicBool::new(false),
-            refused: AtomicBool::new(false),
+            admission: AtomicU8::new(0),
+            told: AtomicBool::new(false),
+            telling: Mutex::new(()),
             flushing: AtomicU32::new(0),
             frontend_ms: AtomicU64::new(0),
         })
@@ -278,7 +304,7 @@ impl Device {
     }
 
     pub(super) fn note_change(&self) {
-        self.unsynced.store(true, Relaxed);
+        self.unsynced.store(true, SeqCst);
         self.touched.store(true, Relaxed);
     }
 
@@ -290,7 +316,7 @@ impl Device {
     /// Something of it changed outside the journal (a name, attributes): the next fsync syncs the
     /// file too.
     pub fn note_unsynced(&self) {
-        self.unsynced.store(true, Relaxed);
+        self.unsynced.store(true, SeqCst);
     }
 
     /// Writes `data` at `offset`, to the journal or to the device, and brings the cache up to date.
@@ -313,7 +339,10 @@ impl Device {
         let len = data.len() as u64;
         let _range = self.ranges.lock(offset, len);
         self.note_change();
-        if let Err(error) = self.file.write_at(data, offset) {
+        let written = self.file.write_at(data, offset);
+        // Again: a sync may have begun before the change and cleared the note.
+        self.note_change();
+        if let Err(error) = written {
             self.shared.cache.invalidate(&self.cached, Extent { offset, len });
             return Err(error);
         }
@@ -357,7 +386,9 @@ impl Device {
     pub(super) fn set_size_through(&self, bytes: u64) -> Result<()> {
         let _range = self.ranges.lock(0, u64::MAX);
         self.note_change();
-        self.file.set_size(bytes)?;
+        let result = self.file.set_size(bytes);
+        self.note_change();
+        result?;
         self.note_size(bytes);
         self.shared.cache.set_size(&self.cached, bytes);
         Ok(())
@@ -375,6 +406,7 @@ impl Device {
         let _range = self.ranges.lock(offset, len);
         self.note_change();
         let result = self.file.change_range(what, offset, len);
+        self.note_change();
         if !matches!(what, Range::Allocate | Range::AllocateGrow) {
             self.shared.cache.invalidate(&self.cached, Extent { offset, len });
         }
@@ -389,31 +421,76 @@ impl Device {
     /// is its barrier, and a sync of the file only if something of it changed outside (STORE 1).
     pub fn sync(&self, data_only: bool) -> Result<()> {
         let Some(writeback) = self.shared.writeback() else { return self.sync_file(data_only) };
-        if self.unsynced.load(Relaxed)
-            && let Err(error) = self.sync_file(false)
-        {
+        if let Err(error) = self.sync_outside() {
             // The error may be of home writes, and the kernel tells it only once (J11).
-            self.dirty.lock().map.spoil();
+            let mut dirty = self.dirty.lock();
+            dirty.map.spoil();
+            self.publish(writeback, &dirty);
+            drop(dirty);
+            writeback.ring();
             return Err(error);
         }
         self.note_named(writeback)?;
         self.barrier(writeback)
     }
 
+    /// Syncs the file if anything of it changed outside the journal.
+    fn sync_outside(&self) -> Result<()> {
+        let _turn = self.sync_turn();
+        if self.lost.swap(false, SeqCst) {
+            return Err(Error::new(Kind::Io, "fsync", "an earlier sync of the file failed"));
+        }
+        if self.unsynced.load(SeqCst) { self.sync_now(false) } else { Ok(()) }
+    }
+
     fn sync_file(&self, data_only: bool) -> Result<()> {
-        if data_only && !self.unsynced.load(Relaxed) {
+        let _turn = self.sync_turn();
+        if data_only && !self.unsynced.load(SeqCst) {
             return Ok(());
         }
+        self.sync_now(data_only)
+    }
+
+    /// Waits until nobody syncs the file: a sync that runs may fail, and its caller alone would
+    /// hear of it while `unsynced` says that all is well.
+    fn sync_turn(&self) -> SyncTurn<'_> {
+        let (running, ended) = &self.file_sync;
+        let mut running = running.lock();
+        while *running {
+            ended.wait(&mut running);
+        }
+        *running = true;
+        SyncTurn(self)
+    }
+
+    fn sync_now(&self, data_only: bool) -> Result<()> {
         self.cached.stats.syncs.fetch_add(1, Relaxed);
         // Cleared first: a write that comes in meanwhile sets it again. A failure sets it back,
         // though the bytes may be lost: the caller is told, never a false success.
-        self.unsynced.store(false, Relaxed);
+        self.unsynced.store(false, SeqCst);
         let result = self.file.sync(data_only);
         if result.is_err() {
-            self.unsynced.store(true, Relaxed);
+            self.unsynced.store(true, SeqCst);
             self.cached.stats.errors.fetch_add(1, Relaxed);
         }
         result
+    }
+
+    /// Tells the file whether it is dirty, if that is news. Outside the dirty lock; whoever
+    /// changed `is_dirty` calls this afterwards, so the last word is the right one.
+    pub(super) fn tell_file(&self) {
+        if self.told.load(SeqCst) == self.is_dirty.load(SeqCst) {
+            return;
+        }
+        let _telling = self.telling.lock();
+        loop {
+            let is_dirty = self.is_dirty.load(SeqCst);
+            if self.told.load(SeqCst) == is_dirty {
+                return;
+            }
+            self.file.mark_dirty(is_dirty);
+            self.told.store(is_dirty, SeqCst);
+        }
     }
 
     /// The next data or hole.

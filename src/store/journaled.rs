@@ -3,15 +3,16 @@
 //! States of a device: journaled (writeback mode, or not clean since) -> clean -> direct, and back.
 //! A write reserves room with no lock held (the only place a writer waits), then takes the device's
 //! `dirty` lock and, inside, the journal's append lock: so its record, its piece in the map and its
-//! bytes in the cache come in one order. Direct changes of a device of which the ring still has
-//! records need a durable Revoke first (J14), and count as home writes in flight (J6).
+//! bytes in the cache come in one order. Changes that go around the journal are in `direct`.
+//!
+//! Invariant: a device is listed as dirty before its record is appended, so whoever frees the tail
+//! asks it (J1).
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-
-use parking_lot::MutexGuard;
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::device::Device;
 use super::dirty::{Body, DirtyMap, Fresh};
+use super::guard::DirtyGuard;
 use super::writeback::Writeback;
 use crate::cache::Verdict;
 use crate::clock;
@@ -20,9 +21,6 @@ use crate::device::Range;
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Appended, Change, DeviceIdentity, Entry, Reservation};
 use crate::units::{Extent, Timestamp};
-
-/// How far ahead of a stream of writes its range may be revoked.
-const REVOKE_AHEAD: u64 = 64 << 20;
 
 /// What `Device.dirty` guards.
 pub(super) struct Journaled {
@@ -33,14 +31,12 @@ pub(super) struct Journaled {
     announced: bool,
     /// The last sequence of its last append: what its fsync waits for.
     pub(super) last_seq: u64,
-    /// The last sequence that replay would bring back.
-    pub(super) replayable: u64,
-    /// A durable Revoke of this range, with nothing journaled there since.
-    ahead: Option<Extent>,
+    /// A Revoke of this range and its sequence, with nothing journaled there since.
+    pub(super) ahead: Option<(Extent, u64)>,
+    /// The log says that the file may be found grown to this size, in a record of this sequence.
+    pub(super) grows: Option<(u64, u64)>,
     /// Changes outside the journal that are in flight: journaled ones wait for them.
-    directs: usize,
-    /// No name is left.
-    pub(super) unlinked: bool,
+    pub(super) directs: usize,
 }
 
 impl Journaled {
@@ -50,44 +46,35 @@ impl Journaled {
             record: None,
             announced: false,
             last_seq: 0,
-            replayable: 0,
             ahead: None,
+            grows: None,
             directs: 0,
-            unlinked: false,
         }
     }
 
-    /// The device has a new last record.
-    pub(super) fn appended(&mut self, seq: u64) {
-        (self.last_seq, self.replayable) = (seq, seq);
-    }
-
-    /// Recovery found this record; the journal has to be told anew.
+    /// Recovery found this record, and told the journal.
     pub(super) fn know(&mut self, record: DeviceIdentity) {
-        self.record = Some(record);
+        (self.record, self.announced) = (Some(record), true);
     }
-}
 
-/// A change outside the journal in flight; over when dropped.
-struct Direct<'a> {
-    device: &'a Device,
-    id: u64,
-    /// Journaled changes wait for it: it is not ordered with them.
-    excludes: bool,
-}
+    /// The file may not be as the journal's last Device record says.
+    pub(super) fn announce_again(&mut self) {
+        self.announced = false;
+    }
 
-impl Drop for Direct<'_> {
-    fn drop(&mut self) {
-        let mut dirty = self.device.dirty.lock();
-        dirty.map.end_direct(self.id);
-        dirty.directs -= usize::from(self.excludes);
+    /// No name of it is left: replay does not wonder if it is gone (J10). True if that is news.
+    pub(super) fn unname(&mut self) -> bool {
+        let Some(record) = self.record.as_mut().filter(|record| record.named) else { return false };
+        record.named = false;
+        self.announced = false;
+        true
     }
 }
 
 /// Where a change of the journal leaves the device.
-struct After {
-    size: u64,
-    mtime: Timestamp,
+pub(super) struct After {
+    pub(super) size: u64,
+    pub(super) mtime: Timestamp,
 }
 
 impl Device {
@@ -148,7 +135,7 @@ impl Device {
         self.used();
         let extent = Extent { offset, len: data.len() as u64 };
         if !self.journals(wb) {
-            let _direct = self.enter_direct(wb, extent)?;
+            let _direct = self.enter_direct(wb, extent, extent.end().max(self.size()))?;
             return self.write_through(offset, data);
         }
         self.may_write(wb, extent)?;
@@ -173,38 +160,41 @@ impl Device {
         Ok(())
     }
 
-    /// Refuses what could never go home: a degraded device that has its share, a full source.
+    /// Refuses what could never go home: a full source has no room for it. An overwrite of what is
+    /// allocated, or promised already, always has.
     fn may_write(&self, wb: &Writeback, extent: Extent) -> Result<()> {
-        if self.refused.load(Relaxed) {
-            let why = "degraded: its share of the journal is full";
-            return Err(Error::new(Kind::Io, "write", why));
-        }
         if wb.has_space(&*self.file, self.identity.dev, extent.len) {
             return Ok(());
         }
-        let ends_inside = extent.end() <= self.dirty.lock().map.home_size();
-        let allocated = ends_inside && self.file.seek(extent.offset, true)? >= extent.end();
-        let known = self.dirty.lock().map.lookup(extent);
-        let promised: u64 = known
-            .iter()
-            .filter(|known| known.body != Body::Zero)
-            .map(|known| known.extent.len)
-            .sum();
-        if allocated || promised == extent.len {
-            return Ok(());
+        let (known, home_size) = {
+            let dirty = self.dirty.lock();
+            (dirty.map.lookup(extent), dirty.map.home_size())
+        };
+        let mut at = extent.offset;
+        let promised = known.iter().filter(|known| known.body != Body::Zero);
+        let starts = promised.map(|known| (known.extent.offset, known.extent.end()));
+        for (start, end) in starts.chain([(extent.end(), extent.end())]) {
+            let inside = start <= home_size;
+            if at < start && !(inside && self.file.seek(at, true)? >= start) {
+                return Err(Error::os("write", rustix::io::Errno::NOSPC));
+            }
+            at = end;
         }
-        Err(Error::os("write", rustix::io::Errno::NOSPC))
+        Ok(())
     }
 
     /// The dirty lock for a journaled change: none outside the journal is in flight, and a clean
     /// map knows the device's size.
-    fn lock_journaled(&self, wb: &Writeback) -> MutexGuard<'_, Journaled> {
+    pub(super) fn lock_journaled(&self, wb: &Writeback) -> DirtyGuard<'_> {
         loop {
             let mut dirty = self.dirty.lock();
             if dirty.directs == 0 {
                 if dirty.map.is_clean() {
                     let size = self.size();
-                    dirty.map.set_home_size(size);
+                    if size != dirty.map.home_size() {
+                        dirty.map.set_home_size(size);
+                        dirty.announce_again();
+                    }
                 }
                 return dirty;
             }
@@ -237,7 +227,7 @@ impl Device {
     }
 
     /// Appends one change of this device. The caller holds its dirty lock.
-    fn append(
+    pub(super) fn append(
         &self,
         wb: &Writeback,
         dirty: &mut Journaled,
@@ -250,18 +240,28 @@ impl Device {
             let unknown = || Error::new(Kind::Internal, "journal write", "no record of the file");
             let record = dirty.record.as_ref().ok_or_else(unknown)?;
             wb.journal.set_device(self.cached.id, record, self.size())?;
+            self.note_home(wb, dirty);
             dirty.announced = true;
+        }
+        let lives = !matches!(change, Change::Revoke(_) | Change::Unlink(_));
+        if lives && !self.is_dirty.swap(true, SeqCst) {
+            wb.list(self, true);
         }
         let (size_after, mtime) = (after.size, after.mtime);
         let device = self.cached.id;
         let entry = Entry { device, offset, change, size_after, mtime };
-        let appended = wb.journal.append(room, &[entry])?;
-        dirty.last_seq = appended.seq;
-        match change {
-            Change::Revoke(_) => {}
-            _ => dirty.replayable = appended.seq,
+        let appended = wb.journal.append(room, &[entry]);
+        match &appended {
+            Ok(appended) => dirty.last_seq = appended.seq,
+            // Listed for nothing.
+            Err(_) => self.publish(wb, dirty),
         }
-        Ok(appended)
+        appended
+    }
+
+    /// The journal hears what sizes the file may have at home.
+    pub(super) fn note_home(&self, wb: &Writeback, dirty: &Journaled) {
+        wb.journal.note_home(self.cached.id, dirty.map.home_range());
     }
 
     fn insert(
@@ -272,7 +272,7 @@ impl Device {
         (seq, write_seq): (u64, u64),
         body: Body,
     ) {
-        if dirty.ahead.is_some_and(|ahead| ahead.overlaps(&extent)) {
+        if dirty.ahead.is_some_and(|(ahead, _)| ahead.overlaps(&extent)) {
             dirty.ahead = None;
         }
         let now_ms = clock::now_ms();
@@ -280,7 +280,7 @@ impl Device {
         wb.absorbed(absorbed);
     }
 
-    fn resized(&self, dirty: &mut Journaled, bytes: u64, appended: &Appended) {
+    pub(super) fn resized(&self, dirty: &mut Journaled, bytes: u64, appended: &Appended) {
         // The first record says the size; the last one's durability says that it counts.
         let first = appended.records.first().map_or(appended.seq, |placed| placed.seq);
         dirty.map.set_size(bytes, first, appended.seq, clock::now_ms());
@@ -288,11 +288,12 @@ impl Device {
     }
 
     /// A change is in the map: the device is dirty, and writeback hears of it.
-    fn changed(&self, wb: &Writeback, dirty: MutexGuard<'_, Journaled>, pieces_before: usize) {
+    fn changed(&self, wb: &Writeback, dirty: DirtyGuard<'_>, pieces_before: usize) {
         self.note_touch();
         wb.pieces_changed(pieces_before, dirty.map.len());
         self.publish(wb, &dirty);
         drop(dirty);
+        self.tell_file();
         wb.ring();
     }
 
@@ -308,7 +309,8 @@ impl Device {
     pub(super) fn set_size_with(&self, wb: &Writeback, bytes: u64) -> Result<()> {
         self.used();
         if !self.journals(wb) {
-            let _direct = self.enter_direct(wb, Extent { offset: 0, len: u64::MAX })?;
+            let all = Extent { offset: 0, len: u64::MAX };
+            let _direct = self.enter_direct(wb, all, bytes)?;
             return self.set_size_through(bytes);
         }
         let mut room = wb.reserve(self, &[Change::Truncate])?;
@@ -334,7 +336,10 @@ impl Device {
     ) -> Result<()> {
         self.used();
         if !self.journals(wb) {
-            let _direct = self.enter_direct(wb, Extent { offset, len })?;
+            let grows = matches!(what, Range::AllocateGrow | Range::ZeroGrow);
+            let end = if grows { offset.saturating_add(len) } else { 0 };
+            let size = end.max(self.size());
+            let _direct = self.enter_direct(wb, Extent { offset, len }, size)?;
             return self.change_range_through(what, offset, len);
         }
         match what {
@@ -351,7 +356,10 @@ impl Device {
     /// Allocation changes no byte: it is done at home, at once, without touching the size there.
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.note_change();
-        self.file.change_range(Range::Allocate, offset, len)
+        let result = self.file.change_range(Range::Allocate, offset, len);
+        // Again: a sync may have begun before the change and cleared the note.
+        self.note_change();
+        result
     }
 
     /// The device is at least this long.
@@ -426,135 +434,5 @@ impl Device {
         let seq = self.dirty.lock().last_seq;
         self.shared.cache.reset_write_streams(&self.cached);
         wb.journal.barrier_to(seq)
-    }
-
-    /// Whether replay would bring back bytes of it over what is changed outside the journal.
-    fn needs_revoke(&self, wb: &Writeback, dirty: &Journaled) -> bool {
-        !wb.mutants.skip_revoke && wb.in_ring(dirty.replayable)
-    }
-
-    /// Registers a change outside the journal: waits until the device is clean, voids what the
-    /// ring still has of it (J14), waits for home writes nearby (J6).
-    fn enter_direct(&self, wb: &Writeback, extent: Extent) -> Result<impl Drop + '_> {
-        loop {
-            if self.is_dirty.load(SeqCst) {
-                wb.flush_device(self)?;
-            }
-            let mut dirty = self.dirty.lock();
-            if !dirty.map.is_clean() {
-                continue;
-            }
-            if self.needs_revoke(wb, &dirty) {
-                drop(dirty);
-                self.revoke_all(wb)?;
-                continue;
-            }
-            if let Some(id) = dirty.map.begin_direct(extent, wb.unit()) {
-                dirty.directs += 1;
-                return Ok(Direct { device: self, id, excludes: true });
-            }
-            drop(dirty);
-            wb.wait_a_little();
-        }
-    }
-
-    /// Voids everything the ring has of this device, if it is clean.
-    fn revoke_all(&self, wb: &Writeback) -> Result<()> {
-        let change = Change::Revoke(u64::MAX);
-        let mut room = wb.reserve_internal(&[change])?;
-        let mut dirty = self.dirty.lock();
-        if !dirty.map.is_clean() {
-            return Ok(());
-        }
-        let after = After { size: self.size(), mtime: clock::wall() };
-        let appended = self.append(wb, &mut dirty, &mut room, 0, change, &after)?;
-        dirty.ahead = None;
-        drop(dirty);
-        wb.journal.barrier_to(appended.seq)?;
-        let mut dirty = self.dirty.lock();
-        if dirty.replayable < appended.seq {
-            dirty.replayable = 0;
-        }
-        Ok(())
-    }
-
-    /// Whole units of a stream, past the journal. False: they must be journaled after all.
-    fn write_around(&self, wb: &Writeback, offset: u64, data: &[u8]) -> Result<bool> {
-        let extent = Extent { offset, len: data.len() as u64 };
-        let changes = [Change::Revoke(0), Change::Data(&[])];
-        let mut room = wb.reserve(self, &changes)?;
-        let direct = loop {
-            let mut dirty = self.lock_journaled(wb);
-            if dirty.map.overlaps(extent) {
-                return Ok(false);
-            }
-            let id = dirty.map.begin_direct(extent, wb.unit());
-            let Some(id) = id else {
-                drop(dirty);
-                wb.wait_a_little();
-                continue;
-            };
-            let direct = Direct { device: self, id, excludes: false };
-            let revoked = self.revoke_ahead(wb, &mut dirty, &mut room, extent);
-            let grown = revoked.and_then(|seq| {
-                self.note_stream_size(wb, &mut dirty, &mut room, extent.end())?;
-                Ok(seq)
-            });
-            drop(dirty);
-            wb.journal.barrier_to(grown?)?;
-            break direct;
-        };
-        self.note_change();
-        let result = self.file.write_at(data, offset);
-        self.shared.cache.invalidate(&self.cached, extent);
-        let mut dirty = self.dirty.lock();
-        let home = dirty.map.home_size();
-        dirty.map.set_home_size(if result.is_ok() { home.max(extent.end()) } else { home });
-        self.publish(wb, &dirty);
-        drop(dirty);
-        drop(direct);
-        wb.ring();
-        result.map(|()| true)
-    }
-
-    /// Voids what replay would write over a stream, for some way ahead; the sequence that must be
-    /// durable before the stream goes on.
-    fn revoke_ahead(
-        &self,
-        wb: &Writeback,
-        dirty: &mut Journaled,
-        room: &mut Reservation,
-        extent: Extent,
-    ) -> Result<u64> {
-        let covers = |ahead: Extent| ahead.offset <= extent.offset && extent.end() <= ahead.end();
-        if dirty.ahead.is_some_and(covers) || !self.needs_revoke(wb, dirty) {
-            return Ok(0);
-        }
-        let next = dirty.map.next_piece(extent.offset).unwrap_or(u64::MAX);
-        let end = next.min(extent.offset.saturating_add(REVOKE_AHEAD.max(extent.len)));
-        let len = end - extent.offset;
-        let after = After { size: self.size(), mtime: clock::wall() };
-        let appended = self.append(wb, dirty, room, extent.offset, Change::Revoke(len), &after)?;
-        dirty.ahead = Some(Extent { offset: extent.offset, len });
-        Ok(appended.seq)
-    }
-
-    fn note_stream_size(
-        &self,
-        wb: &Writeback,
-        dirty: &mut Journaled,
-        room: &mut Reservation,
-        end: u64,
-    ) -> Result<()> {
-        let now = clock::wall();
-        if self.size() < end {
-            let after = After { size: end, mtime: now };
-            let appended = self.append(wb, dirty, room, end, Change::Data(&[]), &after)?;
-            self.resized(dirty, end, &appended);
-            dirty.map.note_change(now);
-        } else if !dirty.map.is_clean() {
-            dirty.map.note_change(now);
-        }
-        Ok(())
     }
 }

@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::device::Device;
+use super::journaled::After;
 use super::recovery::replay::Replayed;
 use super::registry::Closed;
 use super::writeback::Writeback;
 use crate::clock;
 use crate::error::Result;
-use crate::journal::{Change, DeviceIdentity, Entry, Purpose};
+use crate::journal::{Change, DeviceIdentity, Purpose};
 use crate::units::Timestamp;
 
 /// What applications see of a dirty file instead of what the source says.
@@ -78,19 +79,26 @@ impl Device {
         writeback: &Writeback,
         mut replayed: Replayed,
         home: u64,
-        record: DeviceIdentity,
-    ) {
+        mut record: DeviceIdentity,
+    ) -> Result<()> {
         let size = replayed.size_over(home);
         replayed.settle(home);
+        record.named &= !replayed.unlinked;
         let mut dirty = self.dirty.lock();
-        dirty.appended(replayed.last_seq);
-        dirty.unlinked = replayed.unlinked;
+        // Whoever copies its records forward does not announce it.
+        writeback.journal.set_device(self.cached.id, &record, size)?;
+        writeback.journal.note_recovered(self.cached.id);
+        dirty.last_seq = replayed.last_seq;
         dirty.map = replayed.map;
         dirty.know(record);
+        self.note_home(writeback, &dirty);
         self.note_size(size);
         self.note_touch();
         writeback.pieces_changed(0, dirty.map.len());
         self.publish(writeback, &dirty);
+        drop(dirty);
+        self.tell_file();
+        Ok(())
     }
 
     /// It is clean: whoever opens it next finds the source as our last touch left it.
@@ -101,15 +109,7 @@ impl Device {
         let closed = shared.registry.lock().settle(&self.identity, stamp, &shared.cache);
         match closed {
             Closed::Dropped(device) => device.drop_dirty(),
-            Closed::Known(device) => device.leave(),
-            Closed::Open => {}
-        }
-    }
-
-    /// Nobody has it open, and it is clean.
-    pub(super) fn leave(&self) {
-        if let Some(writeback) = self.shared.writeback() {
-            writeback.leave(self);
+            Closed::Known(_) | Closed::Open => {}
         }
     }
 
@@ -126,30 +126,26 @@ impl Device {
         writeback.dropped_with_name();
         self.publish(writeback, &dirty);
         drop(dirty);
+        self.tell_file();
         writeback.ring();
     }
 
     /// Its last name goes: a note for replay, which then does not wonder (J10). Not durable, and
-    /// without room it is left out.
+    /// without room it is left out; what is journaled of it later says it too.
     pub fn note_unlink(&self, path: &Path) -> Result<()> {
         use std::os::unix::ffi::OsStrExt;
         let Some(writeback) = self.shared.writeback() else { return Ok(()) };
-        if !self.is_dirty() {
-            return Ok(());
-        }
         let change = Change::Unlink(path.as_os_str().as_bytes());
         let journal = &writeback.journal;
         let room = journal.try_reserve(Purpose::Internal, journal.charge(&[change]));
-        let Some(mut room) = room else { return Ok(()) };
         let mut dirty = self.dirty.lock();
-        if dirty.map.is_clean() {
+        dirty.unname();
+        // Clean records count: replay would look for their file.
+        let Some(mut room) = room.filter(|_| journal.would_replay(self.cached.id)) else {
             return Ok(());
-        }
-        let (device, size_after) = (self.cached.id, self.size());
-        let mtime = clock::wall();
-        let entry = Entry { device, offset: 0, change, size_after, mtime };
-        let appended = journal.append(&mut room, &[entry])?;
-        dirty.last_seq = appended.seq;
+        };
+        let after = After { size: self.size(), mtime: clock::wall() };
+        self.append(writeback, &mut dirty, &mut room, 0, change, &after)?;
         Ok(())
     }
 }

@@ -15,7 +15,9 @@
 
 mod checkpoint;
 pub mod device;
+mod direct;
 mod dirty;
+mod guard;
 mod journaled;
 mod life;
 pub mod mark;
@@ -30,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use self::device::{Device, ReadPlan};
 pub use self::life::Overlay;
@@ -92,8 +94,9 @@ impl BlockStore {
     }
 
     /// Opens a file for data: one more handle of it. `fresh` is used if the file has none yet. A
-    /// dirty one is as it was left. A file that changed behind the mount since our last touch gets a new tag (its old blocks age
-    /// out); while a handle is open it keeps the tag and loses its blocks.
+    /// dirty one is as it was left. A file that changed behind the mount since our last touch gets
+    /// a new tag (its old blocks age out, its old records are void); while a handle is open it
+    /// keeps the tag and loses its blocks.
     pub fn open(
         &self,
         identity: Identity,
@@ -115,14 +118,36 @@ impl BlockStore {
         let cached = known.unwrap_or_else(|| self.shared.cache.register(self.new_id()));
         let device = Device::new(self.shared.clone(), cached, fresh, identity, stamp.size);
         registry.insert(identity, device.clone(), stamp, path());
-        drop(registry);
-        if let Some(writeback) = self.shared.writeback()
-            && let Err(error) = writeback.come_back(&identity, &device)
-        {
-            // The journal has failed: then nothing is replayed over anything without a look.
-            log::error!("journal: {}: its old records stand: {error}", device.name());
-        }
+        self.void_retired(registry);
         OpenedDevice { device, unchanged }
+    }
+
+    /// What the journal has of tags without a file is void.
+    fn void_retired(&self, mut registry: MutexGuard<'_, Registry>) {
+        let retired = registry.take_retired();
+        drop(registry);
+        let Some(writeback) = self.shared.writeback() else { return };
+        for tag in retired {
+            if let Err(error) = writeback.void(tag) {
+                log::warn!("journal: unit {}: {error}", tag.0);
+            }
+            if !writeback.journal.would_replay(tag) {
+                writeback.journal.forget_device(tag);
+            }
+        }
+    }
+
+    /// A file's last name is about to go: see `Device::note_unlink`; for closed files, too.
+    pub fn note_unlink(&self, identity: &Identity, path: &Path) -> Result<()> {
+        if let Some(device) = self.live(identity) {
+            return device.note_unlink(path);
+        }
+        let known = self.shared.registry.lock().known(identity);
+        match (known, self.shared.writeback()) {
+            // It is clean: nothing is lost with its records, whatever becomes of the name.
+            (Some(tag), Some(writeback)) => writeback.void(tag),
+            _ => Ok(()),
+        }
     }
 
     fn new_id(&self) -> DeviceId {
@@ -136,11 +161,13 @@ impl BlockStore {
         let is_dirty = live.as_ref().is_some_and(|device| device.is_dirty.load(SeqCst));
         let touched = !is_dirty && live.is_some_and(|device| device.take_touched());
         let stamp = if touched { stamp_now() } else { None };
-        let closed = self.shared.registry.lock().close(identity, stamp, &self.shared.cache);
+        let mut registry = self.shared.registry.lock();
+        let closed = registry.close(identity, stamp, &self.shared.cache);
+        self.void_retired(registry);
         // The descriptors are closed without the lock.
         match closed {
             Closed::Dropped(device) => device.drop_dirty(),
-            Closed::Known(device) => device.leave(),
+            Closed::Known(device) => drop(device),
             Closed::Open => {}
         }
     }

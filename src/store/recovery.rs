@@ -188,6 +188,12 @@ impl BlockStore {
             Found { unit: id.0, path, dirty_bytes: replayed.bytes(), fate: Fate::Resumed };
         if opening.skip.contains(&found.path) {
             found.fate = Fate::Skipped;
+            if writeback.check_writable().is_ok() {
+                // Its file may be changed by anybody from now on.
+                writeback.journal.set_device(id, &record, 0)?;
+                writeback.journal.note_recovered(id);
+                writeback.void(id)?;
+            }
             return Ok(found);
         }
         let located = opening.resolver.find(&record)?;
@@ -213,15 +219,16 @@ impl BlockStore {
                 }
             }
         };
+        let (mut file, mut identity) = (file, identity);
         if taken.insert(identity, id).is_some() {
-            // Two tags of one inode: the later one's records are newer, and a mount never gives a
-            // dirty inode a second tag.
+            // Two tags of one inode: a mount never does that. The first one has the file; the data
+            // of this one is kept, and goes nowhere.
             found.fate = Fate::Changed("two devices of the journal are this file".into());
-            return Ok(found);
+            (file, identity) = (Arc::new(Absent::new(words(&found.fate), &found.path)), nowhere);
         }
         let cached = self.shared.cache.register(id);
         let device = Device::new(self.shared.clone(), cached, file, identity, stamp.size);
-        device.resume(writeback, replayed, stamp.size, record);
+        device.resume(writeback, replayed, stamp.size, record)?;
         let mut registry = self.shared.registry.lock();
         registry.insert_closed(identity, device, stamp, found.path.clone());
         Ok(found)
@@ -230,12 +237,12 @@ impl BlockStore {
 
 /// Whether a file is the one that the records are of, unchanged by others (J12).
 fn judge(replayed: &Replayed, record: &DeviceIdentity, located: Option<&Located>) -> Fate {
+    let expected = replayed.unlinked || !record.named;
     let Some(located) = located else {
-        let expected = replayed.unlinked || !record.named;
         return if expected { Fate::Dropped } else { Fate::Missing };
     };
     if located.nlink == 0 {
-        return if replayed.unlinked { Fate::Dropped } else { Fate::Replaced };
+        return if expected { Fate::Dropped } else { Fate::Replaced };
     }
     let stamp = located.stamp;
     if !replayed.explains(stamp.size) {

@@ -15,7 +15,7 @@ use lru::LruCache;
 use super::Device;
 use crate::cache::{Cache, CacheDevice};
 use crate::stats::DeviceSnapshot;
-use crate::units::{Identity, Stamp};
+use crate::units::{DeviceId, Identity, Stamp};
 
 /// Closed files that are remembered.
 const KNOWN_MAX: usize = 65_536;
@@ -49,11 +49,23 @@ pub(super) enum Closed {
 pub(super) struct Registry {
     live: HashMap<Identity, Live>,
     known: LruCache<Identity, Known>,
+    /// Tags that no file has any more, though it is there: nothing of them may be replayed.
+    retired: Vec<DeviceId>,
 }
 
 impl Registry {
     pub(super) fn new() -> Registry {
-        Registry { live: HashMap::new(), known: LruCache::unbounded() }
+        Registry { live: HashMap::new(), known: LruCache::unbounded(), retired: Vec::new() }
+    }
+
+    /// Tags to be voided in the journal, with no lock held (J14).
+    pub(super) fn take_retired(&mut self) -> Vec<DeviceId> {
+        std::mem::take(&mut self.retired)
+    }
+
+    fn retire(&mut self, cached: &CacheDevice, cache: &Cache) {
+        cache.retire(cached);
+        self.retired.push(cached.id);
     }
 
     /// One more handle of an open file.
@@ -85,7 +97,7 @@ impl Registry {
         if known.stamp == stamp {
             return Some(known.cached);
         }
-        cache.retire(&known.cached);
+        self.retire(&known.cached, cache);
         None
     }
 
@@ -156,7 +168,7 @@ impl Registry {
         if self.known.len() > KNOWN_MAX
             && let Some((_, oldest)) = self.known.pop_lru()
         {
-            cache.retire(&oldest.cached);
+            self.retire(&oldest.cached, cache);
         }
         Closed::Known(device)
     }
@@ -211,6 +223,11 @@ impl Registry {
 
     pub(super) fn path(&self, identity: &Identity) -> Option<&PathBuf> {
         self.live.get(identity).map(|live| &live.path)
+    }
+
+    /// The tag of a closed file.
+    pub(super) fn known(&self, identity: &Identity) -> Option<DeviceId> {
+        self.known.peek(identity).map(|known| known.cached.id)
     }
 
     pub(super) fn unit_of(&self, identity: &Identity) -> Option<u32> {

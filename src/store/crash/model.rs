@@ -37,35 +37,51 @@ pub(super) struct Model {
     pub(super) barriers: Vec<Barrier>,
 }
 
-#[derive(Clone)]
+/// A change that a power cut may have lost, in part too: where it begins, and its bytes as far as
+/// nothing certain came over them.
+type Layer = (usize, Vec<Option<u8>>);
+
+/// What an image may be. Certain bytes, and layers over them that may be missing: most images have
+/// none, and are compared at once.
 struct Possible {
-    bytes: Vec<Vec<u8>>,
+    bytes: Vec<u8>,
+    layers: Vec<Layer>,
     /// Least and greatest of each run of sizes.
     sizes: Vec<(usize, usize)>,
 }
 
 impl Possible {
     fn of(bytes: &[u8]) -> Possible {
-        Possible {
-            bytes: bytes.iter().map(|byte| vec![*byte]).collect(),
-            sizes: vec![(bytes.len(), bytes.len())],
-        }
+        let sizes = vec![(bytes.len(), bytes.len())];
+        Possible { bytes: bytes.to_vec(), layers: Vec::new(), sizes }
     }
 
     fn reach(&mut self, end: usize) {
         if self.bytes.len() < end {
-            self.bytes.resize(end, vec![0]);
+            self.bytes.resize(end, 0);
         }
     }
 
-    fn set(&mut self, at: usize, byte: u8, surely: bool) {
-        let values = &mut self.bytes[at];
-        if surely {
-            values.clear();
+    fn set(&mut self, at: usize, bytes: &[u8], surely: bool) {
+        let end = at + bytes.len();
+        self.reach(end);
+        if !surely {
+            self.layers.push((at, bytes.iter().map(|byte| Some(*byte)).collect()));
+            return;
         }
-        if !values.contains(&byte) {
-            values.push(byte);
+        self.bytes[at..end].copy_from_slice(bytes);
+        for (start, layer) in &mut self.layers {
+            let to = end.saturating_sub(*start).min(layer.len());
+            let from = at.saturating_sub(*start).min(to);
+            layer[from..to].fill(None);
         }
+        self.layers.retain(|(_, layer)| layer.iter().any(Option::is_some));
+    }
+
+    /// Whether a byte may have this value.
+    fn may(&self, at: usize, byte: u8) -> bool {
+        let of = |(start, layer): &Layer| at.checked_sub(*start).and_then(|i| *layer.get(i)?);
+        self.bytes[at] == byte || self.layers.iter().any(|layer| of(layer) == Some(byte))
     }
 
     fn apply(&mut self, change: &Change, surely: bool) {
@@ -79,16 +95,12 @@ impl Possible {
         };
         match change {
             Change::Write { offset, data } => {
-                let end = offset + data.len();
-                self.reach(end);
-                for (i, byte) in data.iter().enumerate() {
-                    self.set(offset + i, *byte, surely);
-                }
-                self.sizes = grow(&self.sizes, end);
+                self.set(*offset, data, surely);
+                self.sizes = grow(&self.sizes, offset + data.len());
             }
             Change::Zero { offset, len } => {
                 let end = (offset + len).min(self.bytes.len());
-                (*offset..end).for_each(|at| self.set(at, 0, surely));
+                self.set(*offset, &vec![0; end.saturating_sub(*offset)], surely);
             }
             Change::AtLeast(end) => {
                 self.reach(*end);
@@ -96,7 +108,7 @@ impl Possible {
             }
             Change::Truncate(size) => {
                 self.reach(*size);
-                (*size..self.bytes.len()).for_each(|at| self.set(at, 0, surely));
+                self.set(*size, &vec![0; self.bytes.len() - size], surely);
                 if surely {
                     self.sizes.clear();
                 }
@@ -136,12 +148,15 @@ impl Model {
                     seen.len()
                 ));
             }
-            let wrong = |at: &usize| !possible.bytes[*at].contains(&seen[*at]);
+            if possible.bytes[..seen.len()] == seen[..] {
+                continue;
+            }
+            let wrong = |at: &usize| !possible.may(*at, seen[*at]);
             if let Some(at) = (0..seen.len()).find(wrong) {
-                let (is, may) = (seen[at], &possible.bytes[at]);
+                let (is, may) = (seen[at], possible.bytes[at]);
                 let story = self.story(image, at, cut);
                 return Err(format!(
-                    "J3: image {image}, byte {at}: {is} of {may:?}, last record {last_seq}:{story}"
+                    "J3: image {image}, byte {at}: {is}, surely {may}, last record {last_seq}:{story}"
                 ));
             }
         }

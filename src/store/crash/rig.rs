@@ -31,7 +31,7 @@ impl Default for Plan {
         Plan {
             ops: 200,
             segments: 8,
-            segment_bytes: 48 << 10,
+            segment_bytes: 24 << 10,
             switches: false,
             streams: false,
             mutants: Mutants::default(),

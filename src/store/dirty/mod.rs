@@ -16,12 +16,14 @@
 //! one of `waiting` (dirty) and `busy` (the others), by its record's sequence; operations in flight
 //! do not overlap (J6); the size is live until the device has it and was synced.
 
+mod home;
 mod plan;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::home::HomeSize;
 pub(super) use self::plan::{HomeOp, Limits, OpKind, Part};
 use crate::journal::Placed;
 use crate::units::{DeviceId, Extent, Timestamp};
@@ -133,10 +135,12 @@ pub(super) struct DirtyMap {
     time: Option<TimeRecord>,
     ctime: Timestamp,
     /// The device's own size, as home operations left it.
-    home_size: u64,
+    home: HomeSize,
     /// Operations in flight: their name, what they may not share with others (J6), their start.
     flying: Vec<(u64, Extent, u64)>,
     next_op: u64,
+    /// Operations up to here were in flight when a sync failed: nobody knows of their outcome.
+    doubtful: u64,
     cursor: u64,
     syncing: bool,
     /// An error of home writes was told to somebody else while a sync ran.
@@ -166,7 +170,7 @@ pub(super) struct Load {
 impl DirtyMap {
     /// The map of a device that has this size now.
     pub(super) fn new(home_size: u64) -> DirtyMap {
-        DirtyMap { home_size, ..DirtyMap::default() }
+        DirtyMap { home: HomeSize::new(home_size), ..DirtyMap::default() }
     }
 
     /// Nothing is live: the device alone is what applications wrote.
@@ -186,12 +190,27 @@ impl DirtyMap {
 
     /// The device has this size, by what happened outside the journal.
     pub(super) fn set_home_size(&mut self, bytes: u64) {
-        self.home_size = bytes;
+        self.home.set(bytes);
+    }
+
+    /// A change outside the journal may give it any size from its own to this one.
+    pub(super) fn expect_home_size(&mut self, bytes: u64) {
+        self.home.expect(bytes);
+    }
+
+    /// What a power cut before may have left: one of these sizes.
+    pub(super) fn home_was_within(&mut self, least: u64, most: u64) {
+        self.home.within(least, most);
     }
 
     /// The device's own size.
     pub(super) fn home_size(&self) -> u64 {
-        self.home_size
+        self.home.now()
+    }
+
+    /// The sizes a power cut may leave it, least and greatest.
+    pub(super) fn home_range(&self) -> (u64, u64) {
+        self.home.range()
     }
 
     /// The size a record says; None if the device's own is right.

@@ -6,7 +6,7 @@
 //! hole.
 
 use super::super::writeback::view::Pick;
-use super::{Body, DirtyMap, Extent, SizeRecord, State, Timestamp, record_of};
+use super::{Body, DirtyMap, Extent, State, Timestamp, record_of};
 use crate::clock;
 use crate::journal::Placed;
 
@@ -138,7 +138,11 @@ impl DirtyMap {
 
     fn plan_zero(&mut self, start: u64, limits: &Limits, planned: &mut Planned) {
         let Some(piece) = self.pieces.get(&start).copied() else { return };
-        if start >= self.home_size {
+        if self.home.is_lost() {
+            // Whatever was cut off may be there again.
+            return;
+        }
+        if start >= self.home.now() {
             self.set_state(start, State::Written);
             return;
         }
@@ -147,11 +151,14 @@ impl DirtyMap {
         }
         let (extent, kind) = match piece.end {
             u64::MAX => (from(start), OpKind::SetSize(start)),
-            end => (between(start, end.min(self.home_size)), OpKind::Zero),
+            end => (between(start, end.min(self.home.now())), OpKind::Zero),
         };
         let claim = units(extent, limits.unit);
         if !self.is_free(&claim) {
             return;
+        }
+        if let OpKind::SetSize(bytes) = kind {
+            self.home.expect(bytes);
         }
         let id = self.fly(claim);
         self.set_state(start, State::Writing(id));
@@ -178,7 +185,7 @@ impl DirtyMap {
                 break;
             }
             let claim = units(between(start, piece.end), limits.unit);
-            if piece.end > self.home_size {
+            if piece.end > self.home.now() {
                 // What was gathered before it goes first: both may share a unit.
                 if starts.is_empty() {
                     self.grow(limits, planned);
@@ -207,15 +214,15 @@ impl DirtyMap {
 
     /// Data lies past the device's end: it gets the size applications see, once that is durable.
     fn grow(&mut self, limits: &Limits, planned: &mut Planned) {
-        let Some(size) = self.size.filter(|size| size.bytes > self.home_size) else { return };
-        self.change_size(&size, limits, planned);
+        let Some(size) = self.size.filter(|size| size.bytes > self.home.now()) else { return };
+        self.change_size(size.bytes, size.write_seq, limits, planned);
     }
 
-    fn change_size(&mut self, size: &SizeRecord, limits: &Limits, planned: &mut Planned) {
-        if size.write_seq > limits.durable && !limits.skip_wal {
-            return planned.needs(size.write_seq);
+    fn change_size(&mut self, bytes: u64, seq: u64, limits: &Limits, planned: &mut Planned) {
+        if seq > limits.durable && !limits.skip_wal {
+            return planned.needs(seq);
         }
-        let extent = from(size.bytes.min(self.home_size));
+        let extent = from(bytes.min(self.home.now()));
         let claim = units(extent, limits.unit);
         if !self.is_free(&claim) {
             return;
@@ -224,13 +231,19 @@ impl DirtyMap {
         if let Some(size) = self.size.as_mut() {
             size.state = State::Writing(id);
         }
-        let kind = OpKind::SetSize(size.bytes);
+        self.home.expect(bytes);
+        let kind = OpKind::SetSize(bytes);
         planned.ops.push(HomeOp { id, extent, covers: extent, kind });
     }
 
     fn plan_size(&mut self, limits: &Limits, planned: &mut Planned) {
+        if self.home.is_lost() {
+            let (bytes, seq) =
+                self.size.map_or((self.home.now(), 0), |size| (size.bytes, size.write_seq));
+            return self.change_size(bytes, seq, limits, planned);
+        }
         let Some(size) = self.size.filter(|size| size.state == State::Dirty) else { return };
-        if size.bytes == self.home_size && self.is_free(&from(self.home_size)) {
+        if size.bytes == self.home.now() && self.is_free(&from(self.home.now())) {
             if let Some(size) = self.size.as_mut() {
                 size.state = State::Written;
             }
@@ -239,24 +252,27 @@ impl DirtyMap {
         // A truncate that waits cuts it, and says when.
         let last = self.pieces.last_key_value();
         let cut = last.is_some_and(|(start, piece)| {
-            piece.end == u64::MAX && piece.state != State::Written && *start < self.home_size
+            piece.end == u64::MAX && piece.state != State::Written && *start < self.home.now()
         });
-        if !(cut && size.bytes < self.home_size) {
-            self.change_size(&size, limits, planned);
+        if !(cut && size.bytes < self.home.now()) {
+            self.change_size(size.bytes, size.write_seq, limits, planned);
         }
     }
 
     /// An operation came to its end.
     pub(in crate::store) fn complete(&mut self, op: &HomeOp, ok: bool, now_ms: u64) {
         self.flying.retain(|(id, ..)| *id != op.id);
+        // A sync that failed meanwhile may have been of its bytes, and its error is told only once.
+        let (done, ok) = (ok, ok && op.id > self.doubtful);
         let state = if ok { State::Written } else { State::Dirty };
         let was_written = self.load_written();
         for start in self.mine(op) {
             self.set_state(start, state);
         }
         if let OpKind::SetSize(bytes) = op.kind {
-            if ok {
-                self.home_size = bytes;
+            if done {
+                self.home.set(bytes);
+                self.home.rely(ok);
             }
             if let Some(size) = self.size.as_mut()
                 && size.state == State::Writing(op.id)
@@ -306,6 +322,7 @@ impl DirtyMap {
     /// of it home: the time to set before.
     pub(in crate::store) fn begin_sync(&mut self) -> Option<Option<Timestamp>> {
         self.syncing = true;
+        self.home.begin_sync(self.flying.is_empty());
         let is_last = self.waiting.is_empty()
             && self.flying.is_empty()
             && self.size.is_none_or(|size| size.state == State::Written);
@@ -336,7 +353,10 @@ impl DirtyMap {
     /// The sync ended. After a failure everything since the last good one is dirty again (J11).
     pub(in crate::store) fn end_sync(&mut self, ok: bool) {
         self.syncing = false;
-        if !ok || std::mem::take(&mut self.spoiled) {
+        let ok = !std::mem::take(&mut self.spoiled) && ok;
+        self.home.end_sync(ok);
+        if !ok {
+            self.doubtful = self.next_op;
             for state in [State::Syncing, State::Written] {
                 self.in_state(state).into_iter().for_each(|s| self.set_state(s, State::Dirty));
             }

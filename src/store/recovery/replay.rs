@@ -32,12 +32,9 @@ pub(in crate::store) struct Replayed {
     pub(in crate::store) last_seq: u64,
     size: Option<(Size, u64)>,
     write_seq: u64,
-    /// The least and the greatest size it had.
+    /// The least and the greatest size its file may have: what the last Device record says, and
+    /// what the records since then made of it.
     sizes: Option<(u64, u64)>,
-    /// Something was written around the journal: it may have grown past what the records say.
-    streamed: bool,
-    /// It was changed outside the journal for a while: nobody knows which of it was durable.
-    voided: bool,
 }
 
 impl Replayed {
@@ -61,6 +58,8 @@ impl Replayed {
     /// The map over a device of this size.
     pub(in crate::store) fn settle(&mut self, home: u64) {
         self.map.set_home_size(home);
+        let (least, most) = self.sizes.unwrap_or((0, u64::MAX));
+        self.map.home_was_within(least, most);
         if let Some((_, seq)) = self.size {
             let bytes = self.size_over(home);
             self.map.set_size(bytes, seq, self.write_seq, clock::now_ms());
@@ -68,10 +67,10 @@ impl Replayed {
     }
 
     /// Whether the journal can explain this size of the file (J12): any from the least to the
-    /// greatest it had, since a power cut may keep a part of a write and lose the size set before.
+    /// greatest it may have, since a power cut may keep a part of a write and lose the size set
+    /// before.
     pub(super) fn explains(&self, size: u64) -> bool {
-        let fits = |(least, most)| least <= size && (self.streamed || size <= most);
-        self.voided || self.sizes.is_none_or(fits)
+        self.sizes.is_none_or(|(least, most)| least <= size && size <= most)
     }
 
     fn apply(&mut self, record: &Record<'_>) {
@@ -94,12 +93,12 @@ impl Replayed {
                 self.map.note_change(header.mtime);
             }
             RecordKind::Revoke if header.offset == 0 && header.length == u64::MAX => self.void(),
-            RecordKind::Revoke => self.streamed = true,
+            RecordKind::Revoke => {}
             RecordKind::Attr => self.map.set_mtime(header.mtime, header.mtime, header.seq),
             RecordKind::Unlink => self.unlinked = true,
             RecordKind::Device => {
                 self.record = record.identity();
-                self.had_size(header.size_after);
+                self.sizes = Some((header.offset, header.size_after));
             }
             RecordKind::Checkpoint | RecordKind::Opaque(_) => {}
         }
@@ -113,8 +112,8 @@ impl Replayed {
     /// Everything so far was changed outside the journal since (J14).
     fn void(&mut self) {
         let record = self.record.take();
-        let (last_seq, write_seq) = (self.last_seq, self.write_seq);
-        *self = Replayed { record, last_seq, write_seq, voided: true, ..Replayed::default() };
+        let (last_seq, write_seq, unlinked) = (self.last_seq, self.write_seq, self.unlinked);
+        *self = Replayed { record, last_seq, write_seq, unlinked, ..Replayed::default() };
     }
 
     fn had_size(&mut self, bytes: u64) {

@@ -53,9 +53,11 @@ impl Writeback {
 
     /// Makes a heartbeat if the last one is old enough.
     fn beat(&self, now: u64) {
-        if now.saturating_sub(self.heartbeat_ms.load(SeqCst)) < BEAT_MS {
+        let last = self.heartbeat_ms.load(SeqCst);
+        if last > 0 && now.saturating_sub(last) < BEAT_MS {
             return;
         }
+        let now = now.max(1);
         match self.append_checkpoint(&Checkpoint::heartbeat(clock::wall())) {
             // The time from before: what was durable then is what counts.
             Ok(true) => {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use super::view::{Action, Admission, DeviceView, Event, Settings, World};
+use super::home::EACH_MAX;
+use super::view::{Action, DeviceView, Event, Settings, World};
 use super::workers::Workers;
 use super::{Control, Executor, Writeback};
 use crate::clock;
@@ -17,6 +18,9 @@ use crate::store::device::Device;
 
 /// Between two steps without a ring.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Between two syncs of whole filesystems: each takes what has come home since the last.
+const GROUPS_APART_MS: u64 = 100;
 
 /// Rings within this time share a step.
 const GATHER: Duration = Duration::from_micros(200);
@@ -33,7 +37,15 @@ impl Writeback {
         {
             let writeback = self.clone();
             let thread = std::thread::Builder::new().name(name.into());
-            threads.push(thread.spawn(move || run(&writeback)).op("start a writeback thread")?);
+            let life = move || {
+                let run = std::panic::AssertUnwindSafe(|| run(&writeback));
+                if std::panic::catch_unwind(run).is_err() {
+                    // Nothing goes home any more, or nothing becomes durable: nobody may rely on it.
+                    writeback.journal.give_up("a panic of a writeback thread");
+                    writeback.made_progress();
+                }
+            };
+            threads.push(thread.spawn(life).op("start a writeback thread")?);
         }
         Ok(())
     }
@@ -72,11 +84,12 @@ impl Writeback {
         let mut control = self.control.lock();
         let events = std::mem::take(&mut *self.events.lock());
         for event in &events {
-            if let Event::Synced { device, .. } | Event::Gone { device } = event {
+            // Not when it is gone: its sync may still run.
+            if let Event::Synced { device, .. } = event {
                 control.syncing.remove(device);
             }
         }
-        let devices = self.listed();
+        let devices = self.concerned();
         let views: Vec<DeviceView> =
             devices.iter().map(|device| self.view(&control, device)).collect();
         let usage = self.journal.usage();
@@ -92,11 +105,29 @@ impl Writeback {
         };
         let tail = self.journal.tail();
         let actions = control.controller.step(&world, tail, &events);
+        let mut better = false;
         for (device, view) in devices.iter().zip(&views) {
             let admission = control.controller.admit(device.cached.id, view.journal_share, 0);
-            device.refused.store(admission == Admission::Refused, Relaxed);
+            better |= device.admission.swap(admission as u8, SeqCst) != admission as u8;
         }
-        self.execute(&mut control, actions);
+        if better {
+            self.made_progress();
+        }
+        let has_epoch =
+            |(_, view): &(&Arc<Device>, &DeviceView)| view.written_extents > 0 && !view.syncing;
+        let epochs = devices.iter().zip(&views).filter(has_epoch).map(|(device, _)| device.clone());
+        let epochs = epochs.collect();
+        self.execute(&mut control, actions, epochs);
+    }
+
+    /// Every device with something live, and every one whose writers wait. Others that are open
+    /// for writing make no difference to the controller, and would make each step slow.
+    fn concerned(&self) -> Vec<Arc<Device>> {
+        let mut devices = self.devices.lock().clone();
+        for (device, _) in self.writers.lock().values() {
+            devices.entry(device.cached.id).or_insert_with(|| device.clone());
+        }
+        devices.into_values().collect()
     }
 
     fn settings(&self) -> Settings {
@@ -130,8 +161,7 @@ impl Writeback {
         }
     }
 
-    fn execute(&self, control: &mut Control, actions: Vec<Action>) {
-        let syncs = actions.iter().filter(|action| matches!(action, Action::Sync { .. })).count();
+    fn execute(&self, control: &mut Control, actions: Vec<Action>, epochs: Vec<Arc<Device>>) {
         let mut together = Vec::new();
         for action in actions {
             match action {
@@ -141,13 +171,7 @@ impl Writeback {
                         self.copy_forward(control, device, up_to);
                     }
                 }
-                Action::Sync { device } => {
-                    if let Some(device) = self.device(device)
-                        && control.syncing.insert(device.cached.id)
-                    {
-                        together.push(device);
-                    }
-                }
+                Action::Sync { device } => together.extend(self.device(device)),
                 Action::Pass { device, extents, bytes, pick, lba } => {
                     if let Some(device) = self.device(device) {
                         self.pass(control, &device, (extents, bytes), pick, lba);
@@ -155,6 +179,21 @@ impl Writeback {
                 }
             }
         }
-        self.sync_epochs(together, syncs);
+        if together.is_empty() {
+            return;
+        }
+        // Where many have an epoch, one call takes all of them: whoever is asked next has none.
+        let at_once = epochs.len() > EACH_MAX;
+        let now = clock::now_ms();
+        if at_once {
+            let paced = now.saturating_sub(control.grouped_ms) >= GROUPS_APART_MS;
+            if !paced || self.groups_syncing.load(SeqCst) > 0 {
+                return;
+            }
+            control.grouped_ms = now;
+        }
+        let mut wanted = if at_once { epochs } else { together };
+        wanted.retain(|device| control.syncing.insert(device.cached.id));
+        self.sync_epochs(wanted, at_once);
     }
 }

@@ -85,6 +85,13 @@ impl Writeback {
             if !tell(&progress) || done {
                 break;
             }
+            if self.stopping.load(SeqCst) {
+                return Err(Error::new(Kind::Busy, "flush", "writeback has ended"));
+            }
+            if self.is_by_hand() {
+                self.run_by_hand(true, 0);
+                continue;
+            }
             let mut guard = self.progress.0.lock();
             self.progress.1.wait_for(&mut guard, LOOK);
         }

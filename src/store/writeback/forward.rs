@@ -34,13 +34,14 @@ impl Writeback {
     }
 
     fn try_free(&self, last_seq: u64) -> Result<Freed> {
+        // A device is listed before its record is appended, so `last_seq` is older than the list.
         let live = self.listed().iter().filter_map(|d| d.dirty.lock().map.live_seq()).min();
         if live.is_some_and(|live| live <= last_seq) {
             return Ok(Freed::Moved);
         }
         // Dropped records are gone for good only once the source agrees that the file is.
         if self.names_changed.swap(false, SeqCst) {
-            let synced = self.names.lock().as_ref().map_or(Ok(()), |sync| sync());
+            let synced = self.names.get().map_or(Ok(()), |sync| sync());
             if let Err(error) = synced {
                 self.names_changed.store(true, SeqCst);
                 return Err(error);
@@ -92,6 +93,9 @@ impl Writeback {
             self.journal.read_payload(&placed, skip, &mut bytes)?;
             drop(pin);
         }
+        if known.extent.end() == u64::MAX {
+            return self.copy_cut(device, known);
+        }
         let change = match known.body {
             Body::Data { .. } => Change::Data(&bytes),
             Body::Zero => Change::Zero(known.extent.len),
@@ -108,7 +112,7 @@ impl Writeback {
         let (offset, size_after) = (known.extent.offset, device.size());
         let entry = Entry { device: device.cached.id, offset, change, size_after, mtime };
         let appended = self.journal.append(&mut room, &[entry])?;
-        dirty.appended(appended.seq);
+        dirty.last_seq = appended.seq;
         let pieces = dirty.map.len();
         let part = |placed: &Placed| Fresh {
             extent: Extent { offset: placed.offset, len: placed.length },
@@ -121,6 +125,46 @@ impl Writeback {
         dirty.map.moved(known, &parts);
         self.pieces_changed(pieces, dirty.map.len());
         self.counts.copied.fetch_add(bytes.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// What is left of a truncate: zeros up to the end as it is now, and a truncate there. Zeros
+    /// alone would not cut what the file still has behind it.
+    fn copy_cut(&self, device: &Device, known: &Known) -> Result<()> {
+        let charge = self.journal.charge(&[Change::Zero(0), Change::Truncate]);
+        let Some(mut room) = self.journal.try_reserve(Purpose::Internal, charge) else {
+            return Ok(());
+        };
+        let mut dirty = device.dirty.lock();
+        let (start, size) = (known.extent.offset, device.size());
+        if !dirty.map.has(known) || size < start {
+            return Ok(());
+        }
+        let mtime = dirty.map.times().map_or_else(clock::wall, |(mtime, _)| mtime);
+        let id = device.cached.id;
+        let zero = Entry {
+            device: id,
+            offset: start,
+            change: Change::Zero(size - start),
+            size_after: size,
+            mtime,
+        };
+        let cut = Entry { offset: size, change: Change::Truncate, ..zero };
+        let appended = self.journal.append(&mut room, &[zero, cut])?;
+        dirty.last_seq = appended.seq;
+        let pieces = dirty.map.len();
+        let ends = [(start, size), (size, u64::MAX)];
+        let part = |((from, to), placed): ((u64, u64), &Placed)| Fresh {
+            extent: Extent { offset: from, len: to - from },
+            seq: placed.seq,
+            write_seq: appended.seq,
+            now_ms: 0,
+            body: Body::Zero,
+        };
+        let parts = ends.into_iter().zip(&appended.records).map(part);
+        let parts: Vec<Fresh> = parts.filter(|part| part.extent.len > 0).collect();
+        dirty.map.moved(known, &parts);
+        self.pieces_changed(pieces, dirty.map.len());
         Ok(())
     }
 
@@ -146,7 +190,7 @@ impl Writeback {
         let id = device.cached.id;
         let entry = Entry { device: id, offset: size_after, change, size_after, mtime };
         let appended = self.journal.append(&mut room, &[entry])?;
-        dirty.appended(appended.seq);
+        dirty.last_seq = appended.seq;
         match (bytes, time) {
             (Some(bytes), _) => dirty.map.moved_size(bytes, appended.seq, appended.seq),
             (None, Some(mtime)) => dirty.map.moved_time(mtime, appended.seq),

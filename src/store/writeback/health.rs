@@ -15,6 +15,10 @@ const BACKOFF_MOST_MS: u64 = 60_000;
 /// Failures in a row from which on a device is degraded.
 const DEGRADED_FAILURES: u32 = 16;
 
+/// A failed sync counts as so many failed writes, so that a device whose page cache takes every
+/// write is degraded within seconds, not minutes.
+const SYNC_WEIGHT: u32 = 4;
+
 /// An I/O in flight for longer than this hangs.
 pub const HANG_MS: u64 = 5000;
 
@@ -49,7 +53,8 @@ impl Health {
 
     /// A sync ended.
     pub fn synced(&mut self, now_ms: u64, ok: bool) {
-        self.sync_failures = if ok { 0 } else { self.sync_failures.saturating_add(1) };
+        // Syncs are few: each stands for all that was written since the last one.
+        self.sync_failures = if ok { 0 } else { self.sync_failures.saturating_add(SYNC_WEIGHT) };
         self.ended(now_ms, ok);
     }
 

@@ -27,7 +27,7 @@ const GROUP: usize = 500;
 const HEARTBEAT_MS: u64 = 1000;
 
 /// Epochs of more devices than this are synced with one call for each filesystem.
-const EACH_MAX: usize = 16;
+pub(super) const EACH_MAX: usize = 16;
 
 /// What zeros are written where holes cannot be made.
 const ZERO_STEP: usize = 1 << 20;
@@ -49,17 +49,16 @@ impl Writeback {
         contiguous: bool,
     ) {
         let id = device.cached.id;
+        let issued = |bytes| self.events.lock().push(Event::Issued { device: id, bytes });
         if contiguous && control.group >= GROUP {
             if self.in_flight.load(SeqCst) > 0 {
-                return;
+                return issued(0);
             }
             control.group = 0;
         }
-        if clock::now_ms().saturating_sub(self.heartbeat_ms.load(SeqCst)) > HEARTBEAT_MS
-            && self.has_threads()
-        {
-            // The commit thread makes one within moments.
-            return;
+        if self.has_threads() && !self.has_fresh_heartbeat() {
+            // The commit thread makes one within moments, and rings.
+            return issued(0);
         }
         let limits = Limits {
             ops,
@@ -74,6 +73,7 @@ impl Writeback {
         let planned = dirty.map.plan(&limits);
         let pinned: Vec<(HomeOp, Vec<Pin>)> =
             planned.ops.into_iter().map(|op| (op.clone(), self.pins(&op))).collect();
+        device.note_home(self, &dirty);
         device.publish(self, &dirty);
         drop(dirty);
         if planned.barrier.is_some() {
@@ -81,10 +81,21 @@ impl Writeback {
         }
         let total: u64 = pinned.iter().map(|(op, _)| bytes_of(op)).sum();
         control.group += pinned.len();
+        if !pinned.is_empty() && pinned.len() < ops && total < bytes {
+            // Less than was granted: there may be more to take at once.
+            self.ring();
+        }
         for (op, pins) in pinned {
             self.dispatch(device, op, pins);
         }
-        self.events.lock().push(Event::Issued { device: id, bytes: total });
+        issued(total);
+    }
+
+    /// Whether a durable heartbeat says that this mount is alive: home writes move a file's ctime,
+    /// which recovery must be able to explain.
+    fn has_fresh_heartbeat(&self) -> bool {
+        let beat = self.heartbeat_ms.load(SeqCst);
+        beat > 0 && clock::now_ms().saturating_sub(beat) <= HEARTBEAT_MS
     }
 
     fn pins(&self, op: &HomeOp) -> Vec<Pin> {
@@ -173,6 +184,7 @@ impl Writeback {
         }
         device.publish(self, &dirty);
         drop(dirty);
+        device.tell_file();
         self.in_flight.fetch_sub(1, SeqCst);
         if ok {
             self.counts.home_bytes.fetch_add(bytes_of(op), Relaxed);
@@ -192,8 +204,8 @@ impl Writeback {
     }
 
     /// Syncs the epochs of these devices: each alone, or with one call for each filesystem.
-    pub(super) fn sync_epochs(&self, devices: Vec<Arc<Device>>, asked: usize) {
-        if asked <= EACH_MAX {
+    pub(super) fn sync_epochs(&self, devices: Vec<Arc<Device>>, at_once: bool) {
+        if !at_once {
             for device in devices {
                 self.sync_group(vec![device], false);
             }
@@ -208,6 +220,7 @@ impl Writeback {
 
     fn sync_group(&self, devices: Vec<Arc<Device>>, at_once: bool) {
         let Some(writeback) = self.me.upgrade() else { return };
+        self.groups_syncing.fetch_add(usize::from(at_once), SeqCst);
         self.submit(Task::Call(Box::new(move || {
             let epochs: Vec<Epoch> = devices.into_iter().map(begin_epoch).collect();
             let whole = if at_once {
@@ -235,6 +248,7 @@ impl Writeback {
                 }
             }
             writeback.counts.epochs.fetch_add(1, Relaxed);
+            writeback.groups_syncing.fetch_sub(usize::from(at_once), SeqCst);
             writeback.made_progress();
         })));
     }
@@ -242,13 +256,22 @@ impl Writeback {
     fn synced(&self, epoch: &Epoch, result: Result<()>) {
         let device = &epoch.device;
         let ok = result.is_ok();
+        if !ok && device.unsynced.load(SeqCst) {
+            device.lost.store(true, SeqCst);
+        }
         let mut dirty = device.dirty.lock();
-        let before = dirty.map.len();
+        let (before, sizes) = (dirty.map.len(), dirty.map.home_range());
         dirty.map.end_sync(ok);
+        if dirty.map.home_range() != sizes {
+            // Its size is known better now, and so shall the log.
+            dirty.grows = None;
+            dirty.announce_again();
+        }
         self.pieces_changed(before, dirty.map.len());
         device.publish(self, &dirty);
         let is_clean = dirty.map.is_clean();
         drop(dirty);
+        device.tell_file();
         if let Err(error) = result {
             self.failed(device, "sync", &error);
         }

@@ -12,10 +12,11 @@
 //! Threads: drive, commit, the workers; none before `start`, so that a store can be driven by hand.
 //!
 //! Locks of this struct, all leaves below a device's dirty lock, none held across I/O or waiting:
-//! `devices`, `events`, `space`; `control` is held through a step and taken with no other lock held.
+//! `devices`, `writers`, `events`, `space`; `control` is held through a step and taken with no other lock held.
 //! `bell` and `progress` only wake. Invariant: a device is listed if and only if its map is not
 //! clean; listing is done under its dirty lock.
 
+mod close;
 mod commit;
 pub(crate) mod controller;
 mod drive;
@@ -23,8 +24,9 @@ mod flush;
 mod forward;
 mod health;
 mod home;
-mod past;
 mod rate;
+mod room;
+mod stat;
 #[cfg(test)]
 mod tests;
 pub(crate) mod view;
@@ -32,26 +34,24 @@ pub(crate) mod workers;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use self::controller::Controller;
-use self::view::Event;
+use self::view::{Admission, Event};
 use self::workers::{Task, Workers};
-use super::checkpoint::{Checkpoint, STAMPS_MAX};
 use super::device::Device;
 use super::dirty::PIECE_BYTES;
 use super::mark::OwnerMark;
 use crate::clock;
 use crate::config::{StoreConfig, Tunables, WritebackOrder};
 use crate::device::BlockDevice;
-use crate::error::{Error, Kind, Result};
-use crate::journal::{self, Change, Freed, Journal, Purpose, Reservation};
-use crate::stats::{DeviceSnapshot, DeviceWriteback, WritebackStat};
-use crate::units::{DeviceId, Identity};
+use crate::error::Result;
+use crate::journal::{self, Change, Journal, Purpose, Reservation};
+use crate::units::DeviceId;
 
 /// Free space that a source must keep beyond what was promised.
 const SPACE_KEPT: u64 = 64 << 20;
@@ -90,6 +90,8 @@ struct Control {
     syncing: HashSet<DeviceId>,
     /// Heads of the baseline's groups: home writes until all are awaited.
     group: usize,
+    /// When whole filesystems were last synced.
+    grouped_ms: u64,
     /// A try to free the tail is under way.
     freeing: bool,
     /// Devices whose tail is being copied forward.
@@ -149,6 +151,10 @@ pub(crate) struct Writeback {
     is_marked: AtomicBool,
     executor: Executor,
     devices: Mutex<HashMap<DeviceId, Arc<Device>>>,
+    /// Devices whose writers wait, and how many of them.
+    writers: Mutex<HashMap<DeviceId, (Arc<Device>, usize)>>,
+    /// It was opened for reading only.
+    read_only: bool,
     control: Mutex<Control>,
     events: Mutex<Vec<Event>>,
     bell: Bell,
@@ -162,17 +168,17 @@ pub(crate) struct Writeback {
     in_flight: AtomicUsize,
     flushing_all: AtomicUsize,
     stopping: AtomicBool,
-    /// Devices that are closed and clean while the ring still has records of them (J14).
-    past: Mutex<HashMap<Identity, (DeviceId, u64)>>,
+    /// Epochs of whole filesystems that are being synced.
+    groups_syncing: AtomicUsize,
     /// A barrier for home writes is under way.
     making_durable: AtomicBool,
     /// Device number of a filesystem -> when it was asked, its free bytes.
     space: Mutex<HashMap<u64, (u64, Option<u64>)>>,
     /// Dirty data was dropped with its last name: the source must be durable without it before
     /// the records go.
-    names: Mutex<Option<NamesSync>>,
+    names: OnceLock<NamesSync>,
     names_changed: AtomicBool,
-    /// When the last durable heartbeat was made, in ms of our clock; see `commit`.
+    /// When the last durable heartbeat was made, in ms of our clock; 0: none yet. See `commit`.
     heartbeat_ms: AtomicU64,
     counts: Counts,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -188,6 +194,7 @@ impl Writeback {
         mutants: Mutants,
         by_hand: bool,
     ) -> Arc<Writeback> {
+        let read_only = journal.failure().is_some();
         let index = (config.cache_bytes / 8).max(INDEX_MIN);
         let executor = if by_hand {
             Executor::ByHand(Mutex::default())
@@ -207,10 +214,13 @@ impl Writeback {
             is_marked: AtomicBool::new(false),
             executor,
             devices: Mutex::default(),
+            writers: Mutex::default(),
+            read_only,
             control: Mutex::new(Control {
                 controller: Controller::new(),
                 syncing: HashSet::new(),
                 group: 0,
+                grouped_ms: 0,
                 freeing: false,
                 copying: HashSet::new(),
             }),
@@ -224,12 +234,12 @@ impl Writeback {
             in_flight: AtomicUsize::new(0),
             flushing_all: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
-            past: Mutex::default(),
+            groups_syncing: AtomicUsize::new(0),
             making_durable: AtomicBool::new(false),
             space: Mutex::default(),
-            names: Mutex::default(),
+            names: OnceLock::new(),
             names_changed: AtomicBool::new(false),
-            heartbeat_ms: AtomicU64::new(clock::now_ms()),
+            heartbeat_ms: AtomicU64::new(0),
             counts: Counts::default(),
             threads: Mutex::default(),
         })
@@ -245,54 +255,9 @@ impl Writeback {
         !self.stopping.load(SeqCst) && self.journal.failure().is_none()
     }
 
-    /// Room for these changes of a device: the only place where a writer waits.
-    pub(super) fn reserve(&self, device: &Device, changes: &[Change<'_>]) -> Result<Reservation> {
-        self.mark_dirty()?;
-        let bytes = self.journal.charge(changes);
-        if self.pieces.load(Relaxed) < self.pieces_max
-            && !self.too_many(device)
-            && let Some(room) = self.journal.try_reserve(Purpose::Frontend, bytes)
-        {
-            return Ok(room);
-        }
-        self.counts.waited.fetch_add(1, Relaxed);
-        self.wait_for_index(device)?;
-        self.ring();
-        self.journal.reserve(Purpose::Frontend, bytes)
-    }
-
-    /// Dirty devices keep their descriptors: one more than may be waits until others are clean.
-    fn too_many(&self, device: &Device) -> bool {
-        !device.is_dirty.load(Relaxed)
-            && self.devices.lock().len() >= self.devices_max.load(Relaxed)
-    }
-
-    /// At most so many devices are dirty.
-    pub(super) fn set_devices_max(&self, most: usize) {
-        self.devices_max.store(most.max(16), Relaxed);
-    }
-
-    /// The dirty index is at its cap: as in a full journal, the writer waits.
-    fn wait_for_index(&self, device: &Device) -> Result<()> {
-        self.index_waiters.fetch_add(1, SeqCst);
-        let mut guard = self.progress.0.lock();
-        while (self.pieces.load(SeqCst) >= self.pieces_max || self.too_many(device))
-            && self.takes_writes()
-            && !device.refused.load(Relaxed)
-        {
-            self.bell.ring();
-            self.progress.1.wait_for(&mut guard, Duration::from_millis(100));
-        }
-        drop(guard);
-        self.index_waiters.fetch_sub(1, SeqCst);
-        if device.refused.load(Relaxed) {
-            return Err(Error::new(Kind::Io, "write", "degraded: its share is full"));
-        }
-        Ok(())
-    }
-
     /// Room for what helps to empty the journal.
     pub(super) fn reserve_internal(&self, changes: &[Change<'_>]) -> Result<Reservation> {
+        self.check_writable()?;
         self.mark_dirty()?;
         self.journal.reserve(Purpose::Internal, self.journal.charge(changes))
     }
@@ -365,6 +330,7 @@ impl Writeback {
             }
         } else {
             let gone = self.devices.lock().remove(&id);
+            device.admission.store(Admission::Yes as u8, SeqCst);
             self.tell(Event::Gone { device: id });
             // Never the last reference: the caller has one.
             drop(gone);
@@ -440,151 +406,15 @@ impl Writeback {
         }
     }
 
-    /// Whether a write of so many bytes would wait for room now.
-    pub(super) fn would_wait(&self, bytes: u64) -> bool {
-        let full = self.pieces.load(Relaxed) >= self.pieces_max;
-        let bytes = self.journal.charge_bytes(bytes);
-        let full = full || self.devices.lock().len() >= self.devices_max.load(Relaxed);
-        full || self.journal.try_reserve(Purpose::Frontend, bytes).is_none()
-    }
-
     /// The hook that makes names of the source durable.
     pub(super) fn set_names_sync(&self, sync: NamesSync) {
-        *self.names.lock() = Some(sync);
+        if self.names.set(sync).is_err() {
+            log::warn!("journal: the hook for names is set already");
+        }
     }
 
     /// Dirty data of a file was dropped with its last name.
     pub(super) fn dropped_with_name(&self) {
         self.names_changed.store(true, SeqCst);
-    }
-
-    /// What `stat` shows.
-    pub(super) fn stat(&self) -> WritebackStat {
-        let usage = self.journal.usage();
-        let (barriers, barrier_waiters) = self.journal.barrier_counts();
-        let now = clock::now_ms();
-        let mut stat = WritebackStat {
-            journal_bytes: usage.capacity_bytes,
-            journal_used: usage.used_bytes,
-            rate: self.control.lock().controller.rate(),
-            in_flight: self.in_flight.load(Relaxed) as u64,
-            absorbed_bytes: self.counts.absorbed.load(Relaxed),
-            home_bytes: self.counts.home_bytes.load(Relaxed),
-            home_writes: self.counts.home_writes.load(Relaxed),
-            epochs: self.counts.epochs.load(Relaxed),
-            barriers,
-            barrier_waiters,
-            waiting: self.waiting() as u64,
-            waited: self.counts.waited.load(Relaxed),
-            errors: self.counts.errors.load(Relaxed),
-            copied_bytes: self.counts.copied.load(Relaxed),
-            replayed: self.counts.replayed.load(Relaxed),
-            uring: self.uses_uring(),
-            failed: self.journal.failure(),
-            ..WritebackStat::default()
-        };
-        for device in self.listed() {
-            let load = device.dirty.lock().map.load();
-            stat.dirty_devices += 1;
-            stat.dirty_bytes += load.live_bytes;
-            if load.waiting > 0 {
-                stat.oldest_ms = stat.oldest_ms.max(now.saturating_sub(load.waiting_since_ms));
-            }
-        }
-        stat
-    }
-
-    fn waiting(&self) -> usize {
-        self.journal.waiting() + self.index_waiters.load(Relaxed)
-    }
-
-    fn uses_uring(&self) -> bool {
-        match &self.executor {
-            Executor::Threads(workers) => {
-                workers.lock().as_ref().is_some_and(|workers| workers.uses_uring())
-            }
-            Executor::ByHand(_) => false,
-        }
-    }
-
-    /// Recovery read so many records.
-    pub(super) fn found_records(&self, records: u64) {
-        self.counts.replayed.store(records, Relaxed);
-    }
-
-    /// Writeback's part of a device's statistics.
-    pub(super) fn describe(&self, snapshot: &mut DeviceSnapshot) {
-        let id = DeviceId(snapshot.unit);
-        let Some(device) = self.device(id) else {
-            let (state, mode) = ("clean".to_owned(), "idle".to_owned());
-            let clean = DeviceWriteback { state, mode, consistent: true, ..Default::default() };
-            snapshot.writeback = Some(clean);
-            return;
-        };
-        let load = device.dirty.lock().map.load();
-        let control = self.control.lock();
-        let (mode, why) = control.controller.mode(id);
-        let state = if self.journal.failure().is_some() {
-            "failed"
-        } else if control.controller.is_degraded(id) {
-            "degraded"
-        } else if device.flushing.load(SeqCst) > 0 || self.flushing_all.load(SeqCst) > 0 {
-            "flushing"
-        } else {
-            "dirty"
-        };
-        let oldest_ms = clock::now_ms().saturating_sub(load.waiting_since_ms);
-        snapshot.writeback = Some(DeviceWriteback {
-            state: state.to_owned(),
-            mode: mode.name().to_owned(),
-            why: why.to_owned(),
-            dirty_bytes: load.live_bytes,
-            dirty_extents: load.live,
-            oldest_ms: if load.waiting > 0 { oldest_ms } else { 0 },
-            in_flight: load.flying as u64,
-            errors: control.controller.errors(id),
-            consistent: false,
-        });
-    }
-
-    /// The end: threads stop, and the journal is left as it should be found. Empty and without a
-    /// mark if everything is home, else with what the dirty devices are like now (J12).
-    pub(super) fn close(&self) -> Result<()> {
-        self.stop();
-        if self.journal.failure().is_some() {
-            return Ok(());
-        }
-        let devices = self.listed();
-        if devices.is_empty() {
-            return self.empty();
-        }
-        let stamps: Vec<_> = devices
-            .iter()
-            .filter_map(|device| Some((device.cached.id, device.file.stamp().ok()??)))
-            .collect();
-        for stamps in stamps.chunks(STAMPS_MAX) {
-            self.append_checkpoint(&Checkpoint::stop(clock::wall(), stamps.to_vec()))?;
-        }
-        self.journal.barrier()
-    }
-
-    /// Frees every segment, then the mark.
-    fn empty(&self) -> Result<()> {
-        if self.names_changed.swap(false, SeqCst)
-            && let Some(sync) = self.names.lock().as_ref()
-        {
-            sync()?;
-        }
-        while let Some(tail) = self.journal.tail() {
-            match self.journal.free_tail(tail.last_seq)? {
-                Freed::Yes => {}
-                // A reader still has it, or a writer comes late: the next mount finds it clean.
-                Freed::Moved | Freed::Pinned | Freed::Busy => return Ok(()),
-            }
-        }
-        match &self.mark {
-            Some(mark) => mark.clean(),
-            None => Ok(()),
-        }
     }
 }
