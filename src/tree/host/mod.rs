@@ -5,7 +5,8 @@
 //! splits paths), looked up with O_PATH | O_NOFOLLOW. As root new inodes are created, then given to
 //! the caller; as a user they belong to the mounter. Submounts below the source are shown.
 //!
-//! Locks: the node table's (see `node`), `mounts` and `filesystems`, all leaves, never held across I/O.
+//! Locks: the node table's (see `node`), `mounts` and `filesystems`, all leaves, never held across
+//! I/O.
 
 mod dir;
 mod names;
