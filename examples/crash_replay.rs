@@ -6,8 +6,8 @@
 use std::{error::Error, sync::Arc};
 
 use bcachefs_fuse::config::{CacheMode, StoreConfig};
-use bcachefs_fuse::device::fault::{CrashStates, FaultDevice, FaultLog};
 use bcachefs_fuse::device::Image;
+use bcachefs_fuse::device::fault::{CrashStates, FaultDevice, FaultLog};
 use bcachefs_fuse::error::Result;
 use bcachefs_fuse::journal::{DeviceIdentity, Journal, Recovered};
 use bcachefs_fuse::store::recovery::{Located, Opening, Resolver};
