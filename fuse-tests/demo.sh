@@ -114,8 +114,8 @@ verdict $? "$said"
 stop
 
 echo
-echo "Writes are acknowledged from a journal and reach the images later. Here nothing goes home before"
-echo "flush (writeback_running=no), so that the killed daemon leaves all of it in the journal."
+echo "Writes are acknowledged from a journal and reach the images later. Here nothing goes home"
+echo "before flush (writeback_running=no), so that the killed daemon leaves all in the journal."
 
 writes=2000
 typed "truncate -s 64M images/disk.img"

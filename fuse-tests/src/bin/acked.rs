@@ -1,6 +1,6 @@
-//! `acked write|check FILE COUNT`: COUNT different blocks of 4 KiB at scattered places of FILE, each
-//! acknowledged before the next, every hundredth followed by fdatasync; or how many of them FILE
-//! has. For `make demo`; prints "name=number" words.
+//! `acked write|check FILE COUNT`: writes COUNT different blocks of 4 KiB to scattered places of
+//! FILE, each acknowledged before the next, every hundredth followed by fdatasync; or counts how
+//! many of them FILE has. For `make demo`; prints "name=number" words.
 
 use std::fs::OpenOptions;
 use std::io;
