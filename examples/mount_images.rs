@@ -78,7 +78,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let outcome = serving.mount().unmount(How::Politely);
     assert_eq!(outcome, Outcome::Gone, "still mounted: {}", mountpoint.display());
     assert_eq!(serving.run_to_end(|_| {}), End::Unmounted);
-    fs.stop();
+    fs.stop()?;
     first.and(second)?;
 
     let change = after.total.since(&before.total);
