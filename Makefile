@@ -60,7 +60,7 @@ full: deps ## every test at its full size (200,000 files, 100,000 directories, .
 	@FUSE_TESTS_FULL=1 FUSE_TESTS_FSX=100000 \
 	    $(CARGO) run -q -p fuse-tests --bin run_tests -- --tools "$(TOOLS)"
 
-demo: release ## what it does, in 20 seconds, on three small images
+demo: release ## what it does, in half a minute, on small images
 	@BCACHEFS_FUSE="$(abspath $(BIN))" fuse-tests/demo.sh
 
 bench: release ## the speed table: ratios to the source, bindfs and an empty FUSE daemon

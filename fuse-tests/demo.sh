@@ -1,6 +1,6 @@
 #!/bin/sh
-# make demo: what the cache is for, in a few seconds, on three small images. Ordinary user or
-# root; everything happens in one directory below target/, which is gone at the end.
+# make demo: what the cache and the journal are for, in a few seconds, on small images. Ordinary
+# user or root; everything happens in one directory below target/, which is gone at the end.
 # Environment: BCACHEFS_FUSE (the binary), CARGO, CARGO_TARGET_DIR.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -13,9 +13,10 @@ size=16777216
 command -v mkfs.ext4 >/dev/null || { echo "demo: mkfs.ext4 is missing (e2fsprogs)" >&2; exit 1; }
 [ -r /dev/fuse ] && [ -w /dev/fuse ] ||
     { echo "demo: no access to /dev/fuse: run bcachefs-fuse doctor" >&2; exit 1; }
-${CARGO:-cargo} build -q --release -p fuse-tests --bin interleave || exit 1
+${CARGO:-cargo} build -q --release -p fuse-tests --bin interleave --bin acked || exit 1
 bin=$(realpath "$bin")
 reader=$(realpath "$target/release/interleave")
+acked=$(realpath "$target/release/acked")
 export BCACHEFS_FUSE="$bin"
 
 dir=$(mktemp -d "$(realpath "$target")/demo.XXXXXX") || exit 1
@@ -43,6 +44,19 @@ verdict() {
     printf '  %s: %s\n' "$2" "$word"
 }
 field() { printf '%s\n' "$2" | sed -n "s/.*$1=\([0-9]*\).*/\1/p"; }
+# The last number of that name in JSON: of the whole mount, where each image has one, too.
+number() {
+    printf '%s\n' "$2" | tr ',{' '\n\n' | sed -n "s/^\"$1\":\([0-9]*\).*/\1/p" | tail -n 1
+}
+# Whether a process ends within two seconds.
+gone() {
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        # A zombie is one that its parent has not noticed yet.
+        grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" || return 0
+        sleep 0.1
+    done
+    return 1
+}
 
 start() { # OPTIONS, "" for none
     typed "bcachefs-fuse mount ${1:+-o $1 }images mnt"
@@ -99,6 +113,46 @@ said=$("$bin" stat "$mnt" | grep -E 'ops.*bypasses.*hits.*misses' | tail -n 1)
 verdict $? "$said"
 stop
 
+echo
+echo "Writes are acknowledged from a journal and reach the images later. Here nothing goes home"
+echo "before flush (writeback_running=no), so that the killed daemon leaves all in the journal."
+
+writes=2000
+typed "truncate -s 64M images/disk.img"
+truncate -s 64M "$src/disk.img" && cp --sparse=always "$src/disk.img" "$dir/expected.img" || exit 1
+start cache_mode=writeback,writeback_running=no
+typed "write $writes blocks of 4 KiB, all over mnt/disk.img, one after the other"
+"$acked" write "$dir/expected.img" $writes >/dev/null || exit 1
+said=$("$acked" write "$mnt/disk.img" $writes) || exit 1
+json=$("$bin" stat --json "$mnt") || exit 1
+dirty=$(number dirty_bytes "$json")
+pid=$(number pid "$json")
+home=$(field there "$("$acked" check "$src/disk.img" $writes)")
+[ "$(field acked "$said")" = $writes ] && [ "${dirty:-0}" -gt 0 ] && [ "$home" -lt $writes ]
+verdict $? "$writes acked in $(field ms "$said") ms, $(field fsyncs "$said") fsyncs"
+echo "  $((${dirty:-0} / 1024)) KiB dirty; images/disk.img itself has $home of them"
+
+typed "kill -KILL $pid   # the daemon"
+kill -KILL "$pid" && gone "$pid" && ! "$acked" check "$mnt/disk.img" 1 >/dev/null 2>&1
+verdict $? "the daemon is dead, mnt answers errors"
+
+start cache_mode=writeback,writeback_running=no
+typed "read them back"
+said=$("$acked" check "$mnt/disk.img" $writes) || exit 1
+[ "$(field there "$said")" = $writes ]
+verdict $? "$(field there "$said") there, $(field lost "$said") lost"
+typed "bcachefs-fuse flush mnt"
+said=$("$bin" flush "$mnt")
+code=$?
+[ $code = 0 ] && [ "$(number dirty_bytes "$("$bin" stat --json "$mnt")")" = 0 ]
+verdict $? "${said##*: }"
+typed "sha256sum images/disk.img   # and of the same writes to a plain file"
+sum=$(sha256sum <"$src/disk.img")
+expected=$(sha256sum <"$dir/expected.img")
+[ "$sum" = "$expected" ]
+verdict $? "$(echo "$sum" | cut -c 1-16)..., expected $(echo "$expected" | cut -c 1-16)..."
+stop
+
 typed "e2fsck -fn images/a.img   # and b, c"
 ok=0
 for i in a b c; do
@@ -121,7 +175,7 @@ verdict $? "$mounts mounts, $loops loop devices, $processes processes"
 clean
 seconds=$(($(date +%s) - began))
 echo
-[ ! -e "$dir" ] && [ $seconds -le 20 ]
+[ ! -e "$dir" ] && [ $seconds -le 60 ]
 verdict $? "$seconds s in all, nothing left"
 
 cat <<END

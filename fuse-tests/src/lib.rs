@@ -12,6 +12,7 @@
 pub mod backing;
 pub mod bench;
 pub mod cleanup;
+pub mod fixture;
 pub mod loopfs;
 pub mod mapping;
 pub mod mount;
