@@ -269,6 +269,14 @@ impl BlockStore {
         }
     }
 
+    /// Tests: a heartbeat now.
+    #[cfg(test)]
+    pub(crate) fn beat_by_hand(&self) {
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.beat_by_hand();
+        }
+    }
+
     /// Tests: whether a write of so many bytes would wait for room.
     #[cfg(test)]
     pub(crate) fn would_wait(&self, bytes: u64) -> bool {
@@ -338,5 +346,7 @@ fn busy(device: &DeviceSnapshot) -> u64 {
 
 #[cfg(test)]
 mod crash;
+#[cfg(test)]
+mod named;
 #[cfg(test)]
 mod tests;
