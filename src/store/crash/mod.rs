@@ -90,6 +90,12 @@ fn j14_the_same_with_mode_switches_and_streams() {
     campaign(&plan, seeds(4), 5).unwrap_or_else(|what| panic!("{what}"));
 }
 
+#[test]
+fn j11_the_same_with_image_syncs_that_fail() {
+    let plan = Plan { faults: true, ..Plan::default() };
+    campaign(&plan, seeds(2), 5).unwrap_or_else(|what| panic!("{what}"));
+}
+
 /// A mutant must be caught by some workload.
 fn caught(name: &str, plan: &Plan, mutants: Mutants) {
     let plan = Plan { mutants, ..plan.clone() };

@@ -211,11 +211,15 @@ impl Kit {
 
     /// Until nothing is dirty.
     fn drain(&self) {
-        for round in 0..10_000 {
+        for round in 0..11_000 {
             if !self.store.is_dirty() {
                 return;
             }
             self.store.run_by_hand(true, round);
+            if round > 10_000 {
+                // After an error it waits: that is real time.
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
         }
         panic!("it does not become clean: {:?}", self.store.snapshot(None));
     }
