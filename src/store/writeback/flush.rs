@@ -89,7 +89,7 @@ impl Writeback {
                 return Err(Error::new(Kind::Busy, "flush", "writeback has ended"));
             }
             if self.is_by_hand() {
-                self.run_by_hand(true, 0);
+                self.go_on();
                 continue;
             }
             let mut guard = self.progress.0.lock();
