@@ -28,9 +28,16 @@ pub fn run(args: &FlushArgs) -> Outcome<()> {
     for path in &chosen(&args.paths)? {
         let place = Place::find(path)?;
         // Whether the daemon lives, before the path is looked at.
-        if stat(&place)?.snapshot.writeback.is_none() {
+        let stat = stat(&place)?;
+        let Some(writeback) = &stat.snapshot.writeback else {
             print(&format!("{}: nothing to flush, it has no journal\n", path.display()))?;
             continue;
+        };
+        if let Some(why) = &writeback.failed {
+            let bytes = format_size(writeback.dirty_bytes);
+            let what = format!("nothing is written home, {bytes} stay in the journal");
+            let hint = unwritable(&stat, why);
+            return Err(Failure::new(what, path.display(), hint));
         }
         match wait(&place, place.below()?, &stop)? {
             Flush::Done(end) => {
@@ -86,6 +93,18 @@ pub fn stuck(end: &FlushProgress) -> String {
     let words: Vec<String> =
         end.stuck.iter().map(|(path, why)| format!("{path} ({why})")).collect();
     words.join(", ")
+}
+
+/// Why a journal's data does not go home, and what to do.
+fn unwritable(stat: &StatReply, why: &str) -> String {
+    if stat.mount.read_only {
+        let source = &stat.mount.source;
+        return format!(
+            "the mount is read-only (ro, or a corrupt journal): umount it, then bcachefs-fuse \
+             check {source} says how they go home"
+        );
+    }
+    format!("the journal takes no more writes ({why}); umount it and mount it again")
 }
 
 /// The counters of the whole mount.

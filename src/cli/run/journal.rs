@@ -54,15 +54,14 @@ pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> 
             Ok((fs, Held { words, _lock: None }))
         }
         StateOutcome::Journal(state) => {
+            let read_only = state.read_only;
             let parts = JournalParts {
                 recovered: state.recovered,
                 mark: state.mark,
-                read_only: state.read_only,
+                read_only,
             };
             let (fs, report) = Fs::open_host_with(source.root, config, parts).map_err(fails)?;
-            if report.corruption.is_some() {
-                config.mount.read_only = true;
-            }
+            config.mount.read_only |= read_only || report.corruption.is_some();
             let bytes = fs.store().snapshot(None).writeback.map_or(0, |stat| stat.journal_bytes);
             let own = if state.same_disk { ", on the images' own filesystem" } else { "" };
             let mut words = format!(", journal {} of {}{own}", state.place, format_size(bytes));
@@ -96,7 +95,7 @@ fn tell_report(report: &Report, place: &str) -> String {
         );
     }
     if let Some(corruption) = report.corruption {
-        words += &format!("; the journal is corrupt at {}: read-only", corruption.at);
+        words += &format!("; the journal is corrupt at {}", corruption.at);
         log::error!(
             "the journal is corrupt at byte {} (record {}): read-only; accept the loss of what \
              follows: bcachefs-fuse journal replay {place}",
@@ -109,8 +108,9 @@ fn tell_report(report: &Report, place: &str) -> String {
 
 /// After the mount: writes home what is dirty, unless it is to be left. What is left, in words.
 pub fn flush_rest(fs: &Fs, serving: &Serving) -> Option<String> {
-    if !fs.store().is_dirty() || fs.leaves_rest() {
-        return left(fs, "");
+    let failed = fs.store().snapshot(None).writeback.and_then(|stat| stat.failed);
+    if !fs.store().is_dirty() || fs.leaves_rest() || failed.is_some() {
+        return left(fs, &failed.unwrap_or_default());
     }
     notify(&[NotifyState::Stopping, NotifyState::Status("flushing")]);
     let mut told = 0;
