@@ -84,8 +84,23 @@ fn refuse_stuck(place: &Place, end: &FlushProgress) -> Outcome<()> {
         return Ok(());
     }
     let what = format!("not written home: {}", stuck(end));
-    let hint = "its data stays in the journal and is tried again; bcachefs-fuse stat shows it";
+    let source = place.entry.source.to_string_lossy();
+    let hint = match way_out(&end.refused, &source) {
+        Some(way_out) => format!("its data stays in the journal; umount it, then {way_out}"),
+        None => "its data stays in the journal and is tried again; bcachefs-fuse stat shows it"
+            .to_owned(),
+    };
     Err(Failure::new(what, place.mountpoint().display(), hint))
+}
+
+/// What to do about images that no mount writes home as they are; None if there are none.
+pub fn way_out(refused: &[String], source: &str) -> Option<String> {
+    if refused.is_empty() {
+        return None;
+    }
+    let skip: Vec<String> = refused.iter().map(|path| format!("--skip {path}")).collect();
+    let skip = skip.join(" ");
+    Some(format!("restore it, or give it up: bcachefs-fuse journal replay {skip} {source}"))
 }
 
 /// "a.img (No space left on device), ..."

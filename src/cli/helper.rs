@@ -213,7 +213,7 @@ fn flush_and_unmount(typed: &Typed, place: &Place) -> Outcome<()> {
     // It is unmounted: no failure for umount(8), whatever is left.
     if journal.failed.is_some() {
         umount::unmount(place, How::Politely, Wait::ForDaemon)?;
-        eprintln!("{}", journal.left().failure(place, "the next mount writes them home"));
+        eprintln!("{}", journal.left(place).failure(place, "the next mount writes them home"));
         return Ok(());
     }
     let left = umount::flush(place, &Stop::after(flush_timeout(place)))?;

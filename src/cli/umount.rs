@@ -46,7 +46,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     refuse_busy(&place)?;
     let journal = Journal::of(&place);
     let left = if journal.bytes == 0 || args.no_flush || journal.failed.is_some() {
-        journal.left()
+        journal.left(&place)
     } else {
         flush(&place, &Stop::by_signal()?)?
     };
@@ -93,13 +93,16 @@ impl Journal {
     }
 
     /// All of it.
-    pub fn left(&self) -> Left {
+    pub fn left(&self, place: &Place) -> Left {
         let why = match &self.failed {
             Some(_) if self.read_only => "it was mounted read-only".to_owned(),
             Some(why) => format!("the journal took no more writes ({why})"),
             None => String::new(),
         };
-        Left { bytes: self.bytes, why, ask: self.failed.is_some() && self.read_only }
+        let ask = self.failed.is_some() && self.read_only;
+        let source = place.entry.source.to_string_lossy();
+        let next = ask.then(|| format!("bcachefs-fuse check {source} says how they go home"));
+        Left { bytes: self.bytes, why, next }
     }
 }
 
@@ -109,13 +112,15 @@ pub struct Left {
     /// Bytes in the journal.
     pub bytes: u64,
     why: String,
-    /// Whether the next mount takes it home is for `check` to say.
-    ask: bool,
+    /// What to do where the next mount may not write it home.
+    next: Option<String>,
 }
 
 impl Left {
-    fn of(end: &FlushProgress) -> Left {
-        Left { bytes: end.left_bytes, why: flush::stuck(end), ask: false }
+    fn of(place: &Place, end: &FlushProgress) -> Left {
+        let source = place.entry.source.to_string_lossy();
+        let next = flush::way_out(&end.refused, &source);
+        Left { bytes: end.left_bytes, why: flush::stuck(end), next }
     }
 
     /// In one line, after the unmount. `next`: what becomes of it.
@@ -123,8 +128,7 @@ impl Left {
         let why = if self.why.is_empty() { String::new() } else { format!("{}; ", self.why) };
         let what = format!("unmounted, {} are left in the journal", format_size(self.bytes));
         let source = place.entry.source.to_string_lossy();
-        let check = format!("bcachefs-fuse check {source} says how they go home");
-        let next = if self.ask { &check } else { next };
+        let next = self.next.as_deref().unwrap_or(next);
         let hint = format!("{why}{next}; until then these files are not current");
         Failure::new(what, source, hint)
     }
@@ -133,7 +137,7 @@ impl Left {
 /// Has everything written home until `stop`; what is left.
 pub fn flush(place: &Place, stop: &Stop) -> Outcome<Left> {
     Ok(match flush::wait(place, None, stop)? {
-        Flush::Done(end) | Flush::Stopped(end) => Left::of(&end),
+        Flush::Done(end) | Flush::Stopped(end) => Left::of(place, &end),
     })
 }
 

@@ -93,13 +93,8 @@ fn replay(state: State, source: Source, skip: &[PathBuf]) -> Result<Replayed> {
     let end = store.flush(None, &mut |_| true)?;
     store.stop()?;
     let refused = report.devices.iter().filter_map(|device| {
-        let why = match &device.fate {
-            Fate::Missing => "missing".to_owned(),
-            Fate::Replaced => "replaced".to_owned(),
-            Fate::Changed(why) => format!("changed: {why}"),
-            Fate::Resumed | Fate::Dropped | Fate::Skipped => return None,
-        };
-        Some((device.path.display().to_string(), why))
+        let left = matches!(device.fate, Fate::Missing | Fate::Replaced | Fate::Changed(_));
+        left.then(|| (device.path.display().to_string(), device.fate.to_string()))
     });
     let mut left: Vec<(String, String)> = refused.collect();
     let known = |path: &String| left.iter().any(|(other, _)| other == path);

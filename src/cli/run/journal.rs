@@ -19,7 +19,7 @@ use crate::clock;
 use crate::config::{CacheMode, Config};
 use crate::fs::{Fs, JournalParts};
 use crate::fuse::session::Serving;
-use crate::stats::FlushProgress;
+use crate::stats::{DeviceSnapshot, FlushProgress};
 use crate::store::recovery::{Fate, Report};
 use crate::units::format_size;
 
@@ -82,11 +82,7 @@ fn tell_report(report: &Report, place: &str) -> String {
     }
     let refused = |fate: &Fate| matches!(fate, Fate::Missing | Fate::Replaced | Fate::Changed(_));
     for device in of(refused) {
-        let why = match &device.fate {
-            Fate::Changed(why) => format!("changed behind the journal ({why})"),
-            Fate::Replaced => "replaced".to_owned(),
-            _ => "missing".to_owned(),
-        };
+        let why = device.fate.to_string();
         let (path, bytes) = (device.path.display(), format_size(device.dirty_bytes));
         words += &format!("; refused: {path}: {why}");
         log::error!(
@@ -149,14 +145,30 @@ fn tell(progress: &FlushProgress) {
 }
 
 fn left(fs: &Fs, why: &str) -> Option<String> {
-    let stat = fs.store().snapshot(None).writeback?;
+    let snapshot = fs.store().snapshot(None);
+    let stat = snapshot.writeback?;
     if stat.dirty_devices == 0 {
         return None;
     }
     let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
     let bytes = format_size(stat.dirty_bytes);
     let images = stat.dirty_devices;
-    Some(format!("{bytes} of {images} images are left in the journal{why}; the next mount resumes"))
+    let mut words = format!("{bytes} of {images} images are left in the journal{why}");
+    let failed = |device: &&DeviceSnapshot| {
+        device.writeback.as_ref().is_some_and(|device| device.state == "failed")
+    };
+    let refused: Vec<&str> =
+        snapshot.devices.iter().filter(failed).map(|device| device.path.as_str()).collect();
+    if stat.failed.is_some() {
+        return Some(words);
+    }
+    if !refused.is_empty() {
+        words += &format!("; refused: {}", refused.join(", "));
+    }
+    if (refused.len() as u64) < images {
+        words += "; the next mount resumes";
+    }
+    Some(words)
 }
 
 /// Ends the filesystem; what is dirty stays in the journal.
