@@ -55,6 +55,8 @@ pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> 
         }
         StateOutcome::Journal(state) => {
             let read_only = state.read_only;
+            // For `set`: where it is, also if nobody typed it.
+            config.daemon.state.get_or_insert(state.dir);
             let parts = JournalParts {
                 recovered: state.recovered,
                 mark: state.mark,
