@@ -323,15 +323,18 @@ impl BlockStore {
     /// The counters of all devices, or of one.
     pub fn snapshot(&self, unit: Option<u32>) -> Snapshot {
         let mut devices = self.shared.registry.lock().snapshots();
-        devices.retain(|device| {
-            unit.map_or(device.counters != Counters::default(), |unit| unit == device.unit)
-        });
-        let mut total =
-            if unit.is_some() { Counters::default() } else { self.shared.cache.retired() };
-        devices.iter().for_each(|device| total.add(&device.counters));
         if let Some(writeback) = self.shared.writeback() {
             devices.iter_mut().for_each(|device| writeback.describe(device));
         }
+        // What is dirty is of interest whether it was used or not.
+        let is_used = |device: &DeviceSnapshot| {
+            let is_dirty = device.writeback.as_ref().is_some_and(|device| !device.consistent);
+            is_dirty || device.counters != Counters::default()
+        };
+        devices.retain(|device| unit.map_or(is_used(device), |unit| unit == device.unit));
+        let mut total =
+            if unit.is_some() { Counters::default() } else { self.shared.cache.retired() };
+        devices.iter().for_each(|device| total.add(&device.counters));
         devices.sort_by_key(|device| (std::cmp::Reverse(busy(device)), device.unit));
         let (capacity_blocks, resident_blocks) = self.shared.cache.snapshot();
         let block_size = self.shared.block_size;
