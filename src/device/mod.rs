@@ -81,8 +81,8 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
-    /// Makes everything of the filesystem durable that holds it, for whoever would sync many devices
-    /// of one; None where there is no such thing. Errors of any file of it may be told.
+    /// Makes everything of the filesystem durable that holds it, for whoever would sync many
+    /// devices of one; None where there is no such thing. Errors of any file of it may be told.
     fn sync_filesystem(&self) -> Option<Result<()>> {
         None
     }

@@ -4,6 +4,7 @@
 //! fsyncs, live mode switches, and home writes done in any order. Then every prefix of the log is
 //! tried with what was not synced lost, kept, reordered and torn; recovery must show what some
 //! prefix of the journaled changes made, with every completed barrier in it.
+#![cfg(test)]
 
 mod model;
 mod rig;

@@ -1,5 +1,6 @@
 //! The invariants of STORE 2 by name, on the whole store over devices that fail on demand. The
 //! power-cut campaigns are in `crash`; here each rule has its own small story.
+#![cfg(test)]
 
 mod home;
 mod mutants;

@@ -1,5 +1,6 @@
 //! Rules of freeing segments, switched off: the orders of events that show it are too rare for
 //! random workloads, so they are made by hand. Each is tried with the rule, too.
+#![cfg(test)]
 
 use super::*;
 use crate::device::fault::CrashStates;

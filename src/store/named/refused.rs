@@ -1,4 +1,5 @@
 //! What must never be answered by success (J9, J11).
+#![cfg(test)]
 
 use rustix::io::Errno;
 
