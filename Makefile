@@ -15,7 +15,7 @@ HELPERS := mount.fuse.bcachefs-fuse umount.fuse.bcachefs-fuse
 EXAMPLE := $(SHARE)/doc/bcachefs-fuse
 
 .DEFAULT_GOAL := help
-.PHONY: help build release check fmt test deps demo bench raidz fsx crash full \
+.PHONY: help build release check fmt test deps demo bench raidz fsx crash crash-seeds full \
         install uninstall clean need-cargo
 
 help: ## this list
@@ -51,6 +51,9 @@ test: deps ## all tests, mount tests and external suites too
 fsx: deps ## fsx with 100,000 operations
 	@FUSE_TESTS_FSX=100000 $(CARGO) run -q -p fuse-tests --bin run_tests -- \
 	    --tools "$(TOOLS)" --only posix --filter fsx
+
+crash-seeds: need-cargo ## power cuts of the store in memory, 2,000 workloads of each kind
+	@CRASH_SEEDS=2000 $(CARGO) test --release -p bcachefs-fuse --lib store::crash -- --nocapture
 
 crash: deps ## kill -9 under a storm of writes, 1,000 rounds
 	@FUSE_TESTS_CRASH=1000 FUSE_TESTS_FILE_SECONDS=14400 \

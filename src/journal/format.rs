@@ -329,7 +329,9 @@ impl Header {
         loop {
             let mut rest = bytes.get(at..)?;
             let found = at + rest.skip_until(magic[0]).ok()?.checked_sub(1)?;
-            if found % RECORD_ALIGN as usize == 0 && bytes.get(found..)?.starts_with(&magic) {
+            if found.is_multiple_of(RECORD_ALIGN as usize)
+                && bytes.get(found..)?.starts_with(&magic)
+            {
                 return Some(found);
             }
             at = found + 1;

@@ -21,7 +21,7 @@ use super::ranges::Ranges;
 use crate::cache::{CacheDevice, Fetch, Plan, Verdict};
 use crate::config::CacheMode;
 use crate::device::{BlockDevice, Range};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::units::{Extent, Identity};
 
 /// The size and how often we changed it.
@@ -44,7 +44,7 @@ pub struct Device {
     /// Something on it changed outside the journal since its last full sync.
     pub(super) unsynced: AtomicBool,
     /// A sync of its file is being made for somebody: others wait, and look again.
-    file_sync: (Mutex<bool>, Condvar),
+    pub(super) file_sync: (Mutex<bool>, Condvar),
     /// Writeback's sync failed, and the error may be of changes outside the journal: the kernel
     /// tells it once, so the next fsync must (J11).
     pub(super) lost: AtomicBool,
@@ -59,8 +59,8 @@ pub struct Device {
     /// What the controller thinks of further writes: see `Admission`.
     pub(super) admission: AtomicU8,
     /// Whether its file was told that it is dirty; changed under `telling`.
-    told: AtomicBool,
-    telling: Mutex<()>,
+    pub(super) told: AtomicBool,
+    pub(super) telling: Mutex<()>,
     /// Requests that wait for it to be clean.
     pub(super) flushing: AtomicU32,
     /// When the frontend last used it, in ms of our clock plus one; 0: never.
@@ -107,19 +107,6 @@ pub(super) struct Source<'a>(pub(super) &'a dyn BlockDevice);
 impl Fetch for Source<'_> {
     fn fetch(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.0.read_at(buf, offset)
-    }
-}
-
-/// One caller's turn to sync the file.
-struct SyncTurn<'a>(&'a Device);
-
-impl Drop for SyncTurn<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.unsynced.store(true, SeqCst);
-        }
-        *self.0.file_sync.0.lock() = false;
-        self.0.file_sync.1.notify_all();
     }
 }
 
@@ -415,82 +402,6 @@ impl Device {
             self.grow(offset + len);
         }
         Ok(())
-    }
-
-    /// Makes everything durable; free if nothing changed since the last time. With a journal this
-    /// is its barrier, and a sync of the file only if something of it changed outside (STORE 1).
-    pub fn sync(&self, data_only: bool) -> Result<()> {
-        let Some(writeback) = self.shared.writeback() else { return self.sync_file(data_only) };
-        if let Err(error) = self.sync_outside() {
-            // The error may be of home writes, and the kernel tells it only once (J11).
-            let mut dirty = self.dirty.lock();
-            dirty.map.spoil();
-            self.publish(writeback, &dirty);
-            drop(dirty);
-            writeback.ring();
-            return Err(error);
-        }
-        self.note_named(writeback)?;
-        self.barrier(writeback)
-    }
-
-    /// Syncs the file if anything of it changed outside the journal.
-    fn sync_outside(&self) -> Result<()> {
-        let _turn = self.sync_turn();
-        if self.lost.swap(false, SeqCst) {
-            return Err(Error::new(Kind::Io, "fsync", "an earlier sync of the file failed"));
-        }
-        if self.unsynced.load(SeqCst) { self.sync_now(false) } else { Ok(()) }
-    }
-
-    fn sync_file(&self, data_only: bool) -> Result<()> {
-        let _turn = self.sync_turn();
-        if data_only && !self.unsynced.load(SeqCst) {
-            return Ok(());
-        }
-        self.sync_now(data_only)
-    }
-
-    /// Waits until nobody syncs the file: a sync that runs may fail, and its caller alone would
-    /// hear of it while `unsynced` says that all is well.
-    fn sync_turn(&self) -> SyncTurn<'_> {
-        let (running, ended) = &self.file_sync;
-        let mut running = running.lock();
-        while *running {
-            ended.wait(&mut running);
-        }
-        *running = true;
-        SyncTurn(self)
-    }
-
-    fn sync_now(&self, data_only: bool) -> Result<()> {
-        self.cached.stats.syncs.fetch_add(1, Relaxed);
-        // Cleared first: a write that comes in meanwhile sets it again. A failure sets it back,
-        // though the bytes may be lost: the caller is told, never a false success.
-        self.unsynced.store(false, SeqCst);
-        let result = self.file.sync(data_only);
-        if result.is_err() {
-            self.unsynced.store(true, SeqCst);
-            self.cached.stats.errors.fetch_add(1, Relaxed);
-        }
-        result
-    }
-
-    /// Tells the file whether it is dirty, if that is news. Outside the dirty lock; whoever
-    /// changed `is_dirty` calls this afterwards, so the last word is the right one.
-    pub(super) fn tell_file(&self) {
-        if self.told.load(SeqCst) == self.is_dirty.load(SeqCst) {
-            return;
-        }
-        let _telling = self.telling.lock();
-        loop {
-            let is_dirty = self.is_dirty.load(SeqCst);
-            if self.told.load(SeqCst) == is_dirty {
-                return;
-            }
-            self.file.mark_dirty(is_dirty);
-            self.told.store(is_dirty, SeqCst);
-        }
     }
 
     /// The next data or hole.

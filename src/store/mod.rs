@@ -17,6 +17,7 @@ mod checkpoint;
 pub mod device;
 mod direct;
 mod dirty;
+mod fsync;
 mod guard;
 mod journaled;
 mod life;

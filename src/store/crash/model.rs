@@ -1,4 +1,5 @@
 //! What an image may hold after a power cut: for each byte the values that are possible.
+#![cfg(test)]
 
 /// A change of one image.
 #[derive(Clone, Debug)]
@@ -156,7 +157,7 @@ impl Model {
                 let (is, may) = (seen[at], possible.bytes[at]);
                 let story = self.story(image, at, cut);
                 return Err(format!(
-                    "J3: image {image}, byte {at}: {is}, surely {may}, last record {last_seq}:{story}"
+                    "J3: image {image}, byte {at}: {is}, surely {may}, at record {last_seq}:{story}"
                 ));
             }
         }

@@ -1,4 +1,5 @@
 //! A store over fault devices, run by hand: no threads, so a seed is a workload.
+#![cfg(test)]
 
 use std::sync::Arc;
 

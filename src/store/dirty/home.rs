@@ -43,7 +43,7 @@ impl HomeSize {
     }
 
     /// It is about to become this.
-    pub(super) fn expect(&mut self, bytes: u64) {
+    pub(super) fn foresee(&mut self, bytes: u64) {
         for (least, most) in [&mut self.range, &mut self.syncing] {
             (*least, *most) = ((*least).min(bytes), (*most).max(bytes));
         }
@@ -51,7 +51,7 @@ impl HomeSize {
 
     /// It is this now.
     pub(super) fn set(&mut self, bytes: u64) {
-        self.expect(bytes);
+        self.foresee(bytes);
         self.now = bytes;
     }
 

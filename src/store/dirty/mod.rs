@@ -195,7 +195,7 @@ impl DirtyMap {
 
     /// A change outside the journal may give it any size from its own to this one.
     pub(super) fn expect_home_size(&mut self, bytes: u64) {
-        self.home.expect(bytes);
+        self.home.foresee(bytes);
     }
 
     /// What a power cut before may have left: one of these sizes.

@@ -158,7 +158,7 @@ impl DirtyMap {
             return;
         }
         if let OpKind::SetSize(bytes) = kind {
-            self.home.expect(bytes);
+            self.home.foresee(bytes);
         }
         let id = self.fly(claim);
         self.set_state(start, State::Writing(id));
@@ -231,7 +231,7 @@ impl DirtyMap {
         if let Some(size) = self.size.as_mut() {
             size.state = State::Writing(id);
         }
-        self.home.expect(bytes);
+        self.home.foresee(bytes);
         let kind = OpKind::SetSize(bytes);
         planned.ops.push(HomeOp { id, extent, covers: extent, kind });
     }

@@ -1,4 +1,5 @@
 //! Changes that go around the journal, beside those in it (J14), and what devices are told.
+#![cfg(test)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 

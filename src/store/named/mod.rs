@@ -1,7 +1,9 @@
 //! The invariants of STORE 2 by name, on the whole store over devices that fail on demand. The
 //! power-cut campaigns are in `crash`; here each rule has its own small story.
+#![cfg(test)]
 
 mod home;
+mod mutants;
 mod order;
 mod refused;
 mod replay;
@@ -104,11 +106,13 @@ struct Setup {
     by_hand: bool,
     read_only: bool,
     mark: Option<Arc<Mark>>,
+    mutants: crate::store::Mutants,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
-        Setup { config: config(), by_hand: true, read_only: false, mark: None }
+        let mutants = crate::store::Mutants::default();
+        Setup { config: config(), by_hand: true, read_only: false, mark: None, mutants }
     }
 }
 
@@ -149,16 +153,18 @@ impl Kit {
         setup: &Setup,
     ) -> Kit {
         let source = Source(files.clone());
-        let recovered = Recovered::open(journal.clone(), Mutants::default()).unwrap();
+        let recovered = Recovered::open(journal.clone(), setup.mutants.journal).unwrap();
         let mark = setup.mark.clone().map(|mark| mark as Arc<dyn OwnerMark>);
         let opening = Opening {
             by_hand: setup.by_hand,
             read_only: setup.read_only,
             mark,
+            mutants: setup.mutants,
             ..Opening::new(&source)
         };
         let (store, report) = BlockStore::with_journal(&setup.config, recovered, &opening).unwrap();
-        let mut kit = Kit { log, journal, files, images: Vec::new(), store, devices: Vec::new(), report };
+        let mut kit =
+            Kit { log, journal, files, images: Vec::new(), store, devices: Vec::new(), report };
         for number in 0..kit.files.len() {
             let device = kit.open_file(number);
             kit.devices.push(device);

@@ -1,4 +1,5 @@
 //! What is there when: acknowledged, durable, home, clean (J2, J4, J5, J6, J7).
+#![cfg(test)]
 
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ fn j5_a_replay_that_is_cut_again_and_again_shows_the_same() {
     model.truncate(15_000);
     model[3000..7000].fill(0);
     first.device(0).sync(true).unwrap();
-    let mut log = first.log.clone();
+    let mut log = first.log;
     for round in 0..30 {
         let at = log.position();
         let states: Vec<_> = CrashStates::new(&log, round).only(at).collect();

@@ -1,4 +1,5 @@
 //! What must never be answered by success (J9, J11).
+#![cfg(test)]
 
 use rustix::io::Errno;
 
@@ -32,8 +33,7 @@ fn j9_behind_a_corrupt_record_data_is_shown_and_nothing_is_written() {
     let (_, log, journal) = broken();
     let image = log.add("0", Image::from(&[1; 20_000][..]));
     let before = journal.image();
-    let kit =
-        Kit::open(log.clone(), journal.clone(), vec![file(image.clone())], &Setup::default());
+    let kit = Kit::open(log.clone(), journal.clone(), vec![file(image.clone())], &Setup::default());
     let corruption = kit.report.corruption.expect("it is told where");
     assert!(corruption.durable_seq >= corruption.seq);
     let begun = log.position();

@@ -1,4 +1,5 @@
 //! Which file gets what the journal has of it (J10, J12).
+#![cfg(test)]
 
 use super::*;
 use crate::store::recovery::Fate;

@@ -1,4 +1,5 @@
 //! Who waits, who is refused, and who is not: room in the journal and at the source.
+#![cfg(test)]
 
 use std::sync::atomic::Ordering::SeqCst;
 

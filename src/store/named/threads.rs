@@ -1,4 +1,5 @@
 //! The real store with its threads: what only they can show (W1, W4, W6, flush, the end).
+#![cfg(test)]
 
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ fn w1_one_idle_block_goes_home_by_itself_and_the_journal_is_empty_then() {
     assert_eq!(kit.images[0].image().to_vec()[100..150], [2; 50]);
     kit.store.stop().unwrap();
     assert_eq!(*mark.0.lock(), ["dirty", "clean"]);
-    let recovered = Recovered::open(kit.journal.clone(), Mutants::default()).unwrap();
+    let recovered = Recovered::open(kit.journal, Mutants::default()).unwrap();
     assert!(recovered.is_empty());
 }
 
@@ -114,7 +115,7 @@ fn w4_a_dead_and_a_hanging_device_never_stop_the_others() {
     let kit = Kit::new(LARGE, &[&contents[..]; 4], &setup());
     kit.images[0].inject(Fault::fail(Call::Write, Errno::IO).always());
     let gate = kit.images[1].hang(Call::Write);
-    let mut sick = vec![contents.clone(); 2];
+    let mut sick = vec![contents; 2];
     for (number, model) in sick.iter_mut().enumerate() {
         kit.device(number).write(5000, &[7; 9000]).unwrap();
         put(model, 5000, &[7; 9000]);

@@ -40,7 +40,7 @@ impl Writeback {
             let life = move || {
                 let run = std::panic::AssertUnwindSafe(|| run(&writeback));
                 if std::panic::catch_unwind(run).is_err() {
-                    // Nothing goes home any more, or nothing becomes durable: nobody may rely on it.
+                    // Nothing goes home any more, or nothing becomes durable.
                     writeback.journal.give_up("a panic of a writeback thread");
                     writeback.made_progress();
                 }

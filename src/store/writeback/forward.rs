@@ -33,7 +33,7 @@ impl Writeback {
         })));
     }
 
-    fn try_free(&self, last_seq: u64) -> Result<Freed> {
+    pub(in crate::store) fn try_free(&self, last_seq: u64) -> Result<Freed> {
         // A device is listed before its record is appended, so `last_seq` is older than the list.
         let live = self.listed().iter().filter_map(|d| d.dirty.lock().map.live_seq()).min();
         if live.is_some_and(|live| live <= last_seq) {

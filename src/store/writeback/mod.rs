@@ -12,8 +12,8 @@
 //! Threads: drive, commit, the workers; none before `start`, so that a store can be driven by hand.
 //!
 //! Locks of this struct, all leaves below a device's dirty lock, none held across I/O or waiting:
-//! `devices`, `writers`, `events`, `space`; `control` is held through a step and taken with no other lock held.
-//! `bell` and `progress` only wake. Invariant: a device is listed if and only if its map is not
+//! `devices`, `writers`, `events`, `space`; `control` is held through a step and taken with no
+//! other lock held. `bell` and `progress` only wake. Invariant: a device is listed if and only if its map is not
 //! clean; listing is done under its dirty lock.
 
 mod close;
