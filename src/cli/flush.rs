@@ -34,8 +34,13 @@ pub fn run(args: &FlushArgs) -> Outcome<()> {
             continue;
         };
         if let Some(why) = &writeback.failed {
-            let bytes = format_size(writeback.dirty_bytes);
-            let what = format!("nothing is written home, {bytes} stay in the journal");
+            let what = match writeback.dirty_bytes {
+                0 => "nothing is written home".to_owned(),
+                bytes => {
+                    let bytes = format_size(bytes);
+                    format!("nothing is written home, {bytes} stay in the journal")
+                }
+            };
             let hint = unwritable(&stat, why);
             return Err(Failure::new(what, path.display(), hint));
         }
@@ -100,7 +105,10 @@ pub fn way_out(refused: &[String], source: &str) -> Option<String> {
     }
     let skip: Vec<String> = refused.iter().map(|path| format!("--skip {path}")).collect();
     let skip = skip.join(" ");
-    Some(format!("restore it, or give it up: bcachefs-fuse journal replay {skip} {source}"))
+    Some(format!(
+        "put the file itself back (a copy is another one), or give it up: bcachefs-fuse journal \
+         replay {skip} {source}"
+    ))
 }
 
 /// "a.img (No space left on device), ..."
@@ -116,7 +124,7 @@ fn unwritable(stat: &StatReply, why: &str) -> String {
         let source = &stat.mount.source;
         return format!(
             "the mount is read-only (ro, or a corrupt journal): umount it, then bcachefs-fuse \
-             check {source} says how they go home"
+             check {source} says what is in its journal"
         );
     }
     format!("the journal takes no more writes ({why}); umount it and mount it again")

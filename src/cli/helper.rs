@@ -207,7 +207,7 @@ fn flush_and_unmount(typed: &Typed, place: &Place) -> Outcome<()> {
     }
     umount::refuse_busy(place)?;
     let journal = umount::Journal::of(place);
-    if journal.bytes == 0 {
+    if journal.bytes == 0 && journal.failed.is_none() {
         return umount::unmount(place, How::Politely, Wait::ForDaemon);
     }
     // It is unmounted: no failure for umount(8), whatever is left.
@@ -217,7 +217,7 @@ fn flush_and_unmount(typed: &Typed, place: &Place) -> Outcome<()> {
         return Ok(());
     }
     let left = umount::flush(place, &Stop::after(flush_timeout(place)))?;
-    if left.bytes == 0 {
+    if !left.is_any() {
         return umount::unmount(place, How::Politely, Wait::ForDaemon);
     }
     umount::unmount(place, How::Politely, Wait::No)?;

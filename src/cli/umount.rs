@@ -51,7 +51,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         flush(&place, &Stop::by_signal()?)?
     };
     // The daemon must not go on where we stopped; what is stuck it tries no longer than it must.
-    let leaving = left.bytes > 0;
+    let leaving = left.is_any();
     if leaving {
         leave(&place, true);
     }
@@ -101,7 +101,7 @@ impl Journal {
         };
         let ask = self.failed.is_some() && self.read_only;
         let source = place.entry.source.to_string_lossy();
-        let next = ask.then(|| format!("bcachefs-fuse check {source} says how they go home"));
+        let next = ask.then(|| format!("bcachefs-fuse check {source} says what is in it"));
         Left { bytes: self.bytes, why, next }
     }
 }
@@ -123,10 +123,18 @@ impl Left {
         Left { bytes: end.left_bytes, why: flush::stuck(end), next }
     }
 
+    /// Whether SOURCE is not current without the journal, as far as anybody knows.
+    pub fn is_any(&self) -> bool {
+        self.bytes > 0 || !self.why.is_empty()
+    }
+
     /// In one line, after the unmount. `next`: what becomes of it.
     pub fn failure(&self, place: &Place, next: &str) -> Failure {
         let why = if self.why.is_empty() { String::new() } else { format!("{}; ", self.why) };
-        let what = format!("unmounted, {} are left in the journal", format_size(self.bytes));
+        let what = match self.bytes {
+            0 => "unmounted, the journal is left as it is".to_owned(),
+            bytes => format!("unmounted, {} are left in the journal", format_size(bytes)),
+        };
         let source = place.entry.source.to_string_lossy();
         let next = self.next.as_deref().unwrap_or(next);
         let hint = format!("{why}{next}; until then these files are not current");

@@ -237,7 +237,8 @@ impl BlockStore {
             // Two tags of one inode: a mount never does that. The first one has the file; the data
             // of this one is kept, and goes nowhere.
             found.fate = Fate::Changed("two devices of the journal are this file".into());
-            (file, identity) = (Arc::new(Absent::new(found.fate.to_string(), &found.path)), nowhere);
+            (file, identity) =
+                (Arc::new(Absent::new(found.fate.to_string(), &found.path)), nowhere);
         }
         let cached = self.shared.cache.register(id);
         let device = Device::new(self.shared.clone(), cached, file, identity, stamp.size);

@@ -96,7 +96,10 @@ fn check_tells_clean_dirty_and_corrupt_by_its_exit_code() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let said = said(&output);
         assert!(said.contains("a.img") && said.contains("owner mark: this journal"), "{said}");
-        assert!(said.ends_with("home\n") && said.contains("dirty: 4K of 1 images"), "{said}");
+        assert!(
+            said.ends_with("home\n") && said.contains("dirty: 4K of 1 images are in"),
+            "{said}"
+        );
     }
     let output = t.sh("./bcachefs-fuse journal dump --json --records other");
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

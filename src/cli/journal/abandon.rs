@@ -2,9 +2,9 @@
 
 use std::io::{BufRead, IsTerminal};
 
-use super::{aside, nothing};
 use super::summary::Summary;
 use super::target::Target;
+use super::{aside, nothing};
 use crate::cli::args::AbandonArgs;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::print;

@@ -27,9 +27,8 @@ const CHUNK: usize = 64 << 10;
 fn free_name(directory: impl AsFd, word: &str) -> PathBuf {
     let name = |number: u32| PathBuf::from(format!("{}.{word}.{number}", file::NAME));
     let directory = directory.as_fd();
-    let free = |number: &u32| {
-        accessat(directory, name(*number), Mode::EXISTS, AtFlags::empty()).is_err()
-    };
+    let free =
+        |number: &u32| accessat(directory, name(*number), Mode::EXISTS, AtFlags::empty()).is_err();
     name((1..u32::MAX).find(free).unwrap_or(u32::MAX))
 }
 

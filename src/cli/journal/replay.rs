@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::{aside, nothing};
 use super::summary::Summary;
 use super::target::Target;
+use super::{aside, nothing};
 use crate::cli::args::ReplayArgs;
 use crate::cli::failure::{Failure, Outcome};
+use crate::cli::flush::way_out;
 use crate::cli::output::print;
 use crate::cli::run::source::Source;
 use crate::cli::run::state::home::Access;
@@ -30,6 +31,8 @@ struct Replayed {
     devices: u64,
     /// Files that were not written, and why; their records stay in the journal.
     left: Vec<(String, String)>,
+    /// Those of them that nobody will write as they are.
+    refused: Vec<String>,
 }
 
 /// Runs it.
@@ -81,7 +84,8 @@ pub fn run(args: &ReplayArgs) -> Outcome<()> {
     }
     let left: Vec<String> =
         replayed.left.iter().map(|(path, why)| format!("{path} ({why})")).collect();
-    let hint = "mount it, or give these up: bcachefs-fuse journal replay --skip FILE";
+    let again = "its data stays in the journal; mount it, and it is tried again".to_owned();
+    let hint = way_out(&replayed.refused, &place.display().to_string()).unwrap_or(again);
     Err(Failure::new(format!("not written home: {}", left.join(", ")), place.display(), hint))
 }
 
@@ -102,9 +106,10 @@ fn replay(state: State, source: Source, skip: &[PathBuf]) -> Result<Replayed> {
         left.then(|| (device.path.display().to_string(), device.fate.to_string()))
     });
     let mut left: Vec<(String, String)> = refused.collect();
+    let refused = left.iter().map(|(path, _)| path.clone()).collect();
     let known = |path: &String| left.iter().any(|(other, _)| other == path);
     let stuck: Vec<_> = end.stuck.into_iter().filter(|(path, _)| !known(path)).collect();
     left.extend(stuck);
     let resumed = report.devices.iter().filter(|device| device.fate == Fate::Resumed);
-    Ok(Replayed { bytes: end.done_bytes, devices: resumed.count() as u64, left })
+    Ok(Replayed { bytes: end.done_bytes, devices: resumed.count() as u64, left, refused })
 }

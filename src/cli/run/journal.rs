@@ -57,11 +57,7 @@ pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> 
             let read_only = state.read_only;
             // For `set`: where it is, also if nobody typed it.
             config.daemon.state.get_or_insert(state.dir);
-            let parts = JournalParts {
-                recovered: state.recovered,
-                mark: state.mark,
-                read_only,
-            };
+            let parts = JournalParts { recovered: state.recovered, mark: state.mark, read_only };
             let (fs, report) = Fs::open_host_with(source.root, config, parts).map_err(fails)?;
             config.mount.read_only |= read_only || report.corruption.is_some();
             let bytes = fs.store().snapshot(None).writeback.map_or(0, |stat| stat.journal_bytes);
@@ -88,8 +84,8 @@ fn tell_report(report: &Report, place: &str) -> String {
         let (path, bytes) = (device.path.display(), format_size(device.dirty_bytes));
         words += &format!("; refused: {path}: {why}");
         log::error!(
-            "{path}: {why}: {bytes} of it stay in the journal; restore the file, or give them up: \
-             bcachefs-fuse journal replay --skip {path} {place}"
+            "{path}: {why}: {bytes} of it stay in the journal; put the file itself back (a copy is \
+             another one), or give them up: bcachefs-fuse journal replay --skip {path} {place}"
         );
     }
     if let Some(corruption) = report.corruption {

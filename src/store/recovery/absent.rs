@@ -17,7 +17,11 @@ impl Absent {
     }
 
     fn refuse<T>(&self, op: &'static str) -> Result<T> {
-        Err(Error::new(Kind::Io, op, format!("{}: {}; the journal has data of it", self.path.display(), self.why)))
+        Err(Error::new(
+            Kind::Io,
+            op,
+            format!("{}: {}; the journal has data of it", self.path.display(), self.why),
+        ))
     }
 }
 
