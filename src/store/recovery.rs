@@ -15,7 +15,7 @@ pub(super) mod replay;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,7 +27,7 @@ use super::writeback::{Mutants, Writeback};
 use super::{BlockStore, Stamp};
 use crate::config::StoreConfig;
 use crate::device::BlockDevice;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::journal::{Corruption, DeviceIdentity, Recovered};
 use crate::units::{DeviceId, Identity};
 
@@ -109,6 +109,8 @@ pub struct Opening<'a> {
     pub past_corruption: bool,
     /// Paths of devices that are given up.
     pub skip: &'a [PathBuf],
+    /// So many files are opened and locked at once; what is dirty beyond that, when it goes home.
+    pub claims_max: usize,
     /// Tests: rules switched off.
     pub mutants: Mutants,
     /// Tests: no threads; tasks are run one by one.
@@ -124,6 +126,7 @@ impl<'a> Opening<'a> {
             read_only: false,
             past_corruption: false,
             skip: &[],
+            claims_max: usize::MAX,
             mutants: Mutants::default(),
             by_hand: false,
         }
@@ -198,6 +201,13 @@ impl BlockStore {
         }
         let located = opening.resolver.find(&record)?;
         found.fate = judge(&replayed, &record, located.as_ref());
+        if found.fate == Fate::Resumed
+            && writeback.takes_writes()
+            && taken.len() < opening.claims_max
+            && let Some(located) = &located
+        {
+            found.fate = claim(&*located.device, &found.path);
+        }
         let nowhere = Identity { dev: 0, ino: u64::from(id.0), generation: 0 };
         let (file, identity, stamp) = match (&found.fate, located) {
             (Fate::Dropped | Fate::Skipped, _) => {
@@ -256,6 +266,19 @@ fn judge(replayed: &Replayed, record: &DeviceIdentity, located: Option<&Located>
         return Fate::Changed("it was changed after the last mount had ended".into());
     }
     Fate::Resumed
+}
+
+/// Opens a file for writing home, and locks it: its descriptor must be older than the first write to
+/// hear of its errors. One that cannot be opened now is tried again with each home write.
+fn claim(device: &dyn BlockDevice, path: &Path) -> Fate {
+    match device.prepare(true) {
+        Err(error) if error.kind == Kind::Busy => Fate::Changed(error.to_string()),
+        Err(error) => {
+            log::warn!("{}: {error}", path.display());
+            Fate::Resumed
+        }
+        Ok(()) => Fate::Resumed,
+    }
 }
 
 fn words(fate: &Fate) -> String {
