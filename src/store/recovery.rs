@@ -201,9 +201,9 @@ impl BlockStore {
         }
         let located = opening.resolver.find(&record)?;
         found.fate = judge(&replayed, &record, located.as_ref());
+        let claims = writeback.takes_writes() && taken.len() < opening.claims_max;
         if found.fate == Fate::Resumed
-            && writeback.takes_writes()
-            && taken.len() < opening.claims_max
+            && claims
             && let Some(located) = &located
         {
             found.fate = claim(&*located.device, &found.path);
@@ -239,6 +239,9 @@ impl BlockStore {
         let cached = self.shared.cache.register(id);
         let device = Device::new(self.shared.clone(), cached, file, identity, stamp.size);
         device.resume(writeback, replayed, stamp.size, record)?;
+        if claims {
+            device.tell_file();
+        }
         let mut registry = self.shared.registry.lock();
         registry.insert_closed(identity, device, stamp, found.path.clone());
         Ok(found)

@@ -233,12 +233,16 @@ impl Writeback {
                     // An error is everybody's: nobody knows whose it was. Without one each file is
                     // asked for its own: the kernel told it to whoever asked the filesystem first.
                     let why = result.err().map(|error| error.to_string());
-                    for epoch in epochs {
+                    for (number, epoch) in epochs.into_iter().enumerate() {
                         let result = match &why {
                             Some(why) => Err(Error::new(Kind::Io, "syncfs", why.clone())),
                             None => epoch.device.file.write_out(),
                         };
                         writeback.synced(&epoch, result);
+                        if number % EACH_MAX == 0 {
+                            // Whoever waits for clean devices does not wait for all of them.
+                            writeback.made_progress();
+                        }
                     }
                 }
                 None => {
