@@ -82,9 +82,16 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Makes everything of the filesystem durable that holds it, for whoever would sync many
-    /// devices of one; None where there is no such thing. Errors of any file of it may be told.
+    /// devices of one; None where there is no such thing. Errors of any file of it may be told, and
+    /// that of one file to one caller only: each device is then asked for its own, by `write_out`.
     fn sync_filesystem(&self) -> Option<Result<()>> {
         None
+    }
+
+    /// Waits until what is being written out of the device is; an error if any of that failed since
+    /// its last sync. Makes nothing durable.
+    fn write_out(&self) -> Result<()> {
+        Ok(())
     }
 
     /// The device becomes dirty or clean: while it is dirty, others are kept from its file where

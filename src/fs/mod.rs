@@ -125,15 +125,17 @@ impl Fs {
         let descriptors = raise_descriptor_limit();
         let tree = Arc::new(host_tree(root, config, descriptors)?);
         let resolver = tree.resolver().unwrap_or(&NoResolver);
+        // Each holds up to four; they may have a quarter of the limit (STORE 6), which is twice what
+        // the node table may keep.
+        let dirty_max = (2 * descriptors / 4 / 4) as usize;
         let opening = Opening {
             mark: Some(journal.mark),
             read_only: journal.read_only,
+            claims_max: dirty_max,
             ..Opening::new(resolver)
         };
         let (store, report) = BlockStore::with_journal(&config.store, journal.recovered, &opening)?;
-        // Each holds up to four; they may have a quarter of the limit (STORE 6), which is twice what
-        // the node table may keep.
-        store.set_dirty_max((2 * descriptors / 4 / 4) as usize);
+        store.set_dirty_max(dirty_max);
         let names = tree.clone();
         store.set_names_sync(Box::new(move || names.sync_names()));
         Ok((Fs::over(tree, store, config), report))

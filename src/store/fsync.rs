@@ -37,6 +37,7 @@ impl Device {
             writeback.ring();
             return Err(error);
         }
+        self.note_named(writeback)?;
         self.barrier(writeback)
     }
 

@@ -96,8 +96,6 @@ impl Device {
         self.note_touch();
         writeback.pieces_changed(0, dirty.map.len());
         self.publish(writeback, &dirty);
-        drop(dirty);
-        self.tell_file();
         Ok(())
     }
 

@@ -15,7 +15,7 @@ pub(super) mod replay;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,7 +27,7 @@ use super::writeback::{Mutants, Writeback};
 use super::{BlockStore, Stamp};
 use crate::config::StoreConfig;
 use crate::device::BlockDevice;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::journal::{Corruption, DeviceIdentity, Recovered};
 use crate::units::{DeviceId, Identity};
 
@@ -122,6 +122,8 @@ pub struct Opening<'a> {
     pub past_corruption: bool,
     /// Paths of devices that are given up.
     pub skip: &'a [PathBuf],
+    /// So many files are opened and locked at once; what is dirty beyond that, when it goes home.
+    pub claims_max: usize,
     /// Tests: rules switched off.
     pub mutants: Mutants,
     /// Tests: no threads; tasks are run one by one.
@@ -137,6 +139,7 @@ impl<'a> Opening<'a> {
             read_only: false,
             past_corruption: false,
             skip: &[],
+            claims_max: usize::MAX,
             mutants: Mutants::default(),
             by_hand: false,
         }
@@ -211,6 +214,13 @@ impl BlockStore {
         }
         let located = opening.resolver.find(&record)?;
         found.fate = judge(&replayed, &record, located.as_ref());
+        let claims = writeback.takes_writes() && taken.len() < opening.claims_max;
+        if found.fate == Fate::Resumed
+            && claims
+            && let Some(located) = &located
+        {
+            found.fate = claim(&*located.device, &found.path);
+        }
         let nowhere = Identity { dev: 0, ino: u64::from(id.0), generation: 0 };
         let (file, identity, stamp) = match (&found.fate, located) {
             (Fate::Dropped | Fate::Skipped, _) => {
@@ -243,6 +253,9 @@ impl BlockStore {
         let cached = self.shared.cache.register(id);
         let device = Device::new(self.shared.clone(), cached, file, identity, stamp.size);
         device.resume(writeback, replayed, stamp.size, record)?;
+        if claims {
+            device.tell_file();
+        }
         let mut registry = self.shared.registry.lock();
         registry.insert_closed(identity, device, stamp, found.path.clone());
         Ok(found)
@@ -270,4 +283,17 @@ fn judge(replayed: &Replayed, record: &DeviceIdentity, located: Option<&Located>
         return Fate::Changed("it was changed after the last mount had ended".into());
     }
     Fate::Resumed
+}
+
+/// Opens a file for writing home, and locks it: its descriptor must be older than the first write
+/// to hear of its errors. One that cannot be opened now is tried again with each home write.
+fn claim(device: &dyn BlockDevice, path: &Path) -> Fate {
+    match device.prepare(true) {
+        Err(error) if error.kind == Kind::Busy => Fate::Changed(error.to_string()),
+        Err(error) => {
+            log::warn!("{}: {error}", path.display());
+            Fate::Resumed
+        }
+        Ok(()) => Fate::Resumed,
+    }
 }

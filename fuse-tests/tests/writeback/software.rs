@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fuse_tests::tools::{pattern, sh, wait_for};
-use fuse_tests::writeback::{builder, crash, flush, hold, is_dirty, journaled, release};
+use fuse_tests::writeback::{builder, crash, flush, hold, is_dirty, journaled, number, release};
 use fuse_tests::{Mount, report, run, try_run};
 
 use super::common::*;
@@ -222,9 +222,10 @@ fn qemu_io_without_the_page_cache_under_kill_9() {
     run("qemu-img", &["compare", "-U", "-f", "raw", "-F", "qcow2", text(&image), text(&copy)]);
 }
 
-/// What qemu-img says of a file of the source.
-fn info(mount: &Mount, name: &str) -> Result<(), String> {
-    let args = ["info", "-f", "raw", text(&mount.source_at(name))].map(str::to_owned);
+/// Whether qemu-img takes a raw image for itself, and why not. (To `info` it is any file.)
+fn convert(mount: &Mount, image: &Path) -> Result<(), String> {
+    let copy = mount.scratch().join("converted");
+    let args = ["convert", "-f", "raw", "-O", "raw", text(image), text(&copy)];
     let output = try_run("qemu-img", &args);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if output.status.success() { Ok(()) } else { Err(said) }
@@ -232,20 +233,36 @@ fn info(mount: &Mount, name: &str) -> Result<(), String> {
 
 #[test]
 fn qemu_refuses_the_source_file_while_it_is_dirty() {
-    let Some(mount) = builder("soft-qemu-lock").and_then(|b| b.start()) else { return };
+    let Some(mut mount) = builder("soft-qemu-lock").and_then(|b| b.start()) else { return };
     if !journaled() {
         return;
     }
     hold(&mount);
     scattered(&mount, "disk.img", 2 << 20, 5);
     is_dirty(&mount);
-    let said = info(&mount, "disk.img").expect_err("qemu-img opened a dirty image's file");
-    assert!(said.contains("lock"), "{said}");
-    run("qemu-img", &["info", "-f", "raw", text(&mount.at("disk.img"))]);
+    let source = mount.source_at("disk.img");
+    let refused = |mount: &Mount| {
+        let said = convert(mount, &source).expect_err("qemu-img read a dirty image's file");
+        assert!(said.contains("lock"), "{said}");
+        let resize = ["resize", "-q", "-f", "raw", text(&source), "3M"];
+        assert!(!try_run("qemu-img", &resize).status.success(), "qemu-img resized it");
+        convert(mount, &mount.at("disk.img")).unwrap();
+    };
+    refused(&mount);
+    // What recovery found dirty is dirty from the start, opened or not.
+    mount.kill();
+    mount.start_again();
+    hold(&mount);
+    if number(&mount, "dirty_bytes") > 0 {
+        let said = convert(&mount, &source).expect_err("qemu-img read a resumed image's file");
+        assert!(said.contains("lock"), "{said}");
+    }
+    scatter(&open(&mount.at("disk.img")), &mut vec![0; 2 << 20], 6, 20);
+    refused(&mount);
     release(&mount);
     flush(&mount);
-    let free = || info(&mount, "disk.img").ok();
-    assert!(wait_for(Duration::from_secs(5), free).is_some(), "{:?}", info(&mount, "disk.img"));
+    let free = || convert(&mount, &source).ok();
+    assert!(wait_for(Duration::from_secs(5), free).is_some(), "{:?}", convert(&mount, &source));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Full journals, full sources, sources that break: who waits, who gets an error, who goes on.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,7 +14,7 @@ use fuse_tests::tools::{pattern, sh, wait_for};
 use fuse_tests::writeback::{
     builder, device, flush, hold, journaled, number, on_ext4, wait_clean, writeback_is_there,
 };
-use fuse_tests::{Mount, report};
+use fuse_tests::{Mount, report, run, try_run};
 
 use super::common::*;
 
@@ -119,6 +120,26 @@ fn others_go_on(mount: &Mount, sick: &File) -> Duration {
     Duration::from_nanos(longest.into_inner())
 }
 
+/// Leaves no block of a filesystem free: every one of a file written for that, until not even one
+/// byte more has a place, and what was reserved beyond need is used, too.
+fn fill(at: &Path) -> PathBuf {
+    let path = at.join("filler");
+    let mut filler = File::create(&path).unwrap();
+    let mut len = 0;
+    for size in [1 << 20, 1024] {
+        loop {
+            let before = len;
+            while filler.write_all(&vec![1; size]).is_ok() {}
+            filler.sync_all().unwrap();
+            len = filler.metadata().unwrap().len();
+            if len == before {
+                break;
+            }
+        }
+    }
+    path
+}
+
 fn sickness(mount: &Mount) -> String {
     let state = device(mount, "sick/disk.img").map(|device| device["state"].clone());
     state.and_then(|state| state.as_str().map(str::to_owned)).unwrap_or_default()
@@ -133,13 +154,17 @@ fn an_image_on_a_full_filesystem_holds_nobody_up_and_heals_by_itself() {
     hold(&mount);
     file.write_all_at(b"acknowledged", 16 * MIB).unwrap();
     // Behind the mount's back: what was promised is taken away.
-    let filler = sick.path().join("filler");
-    let _ = fs::write(&filler, vec![1; 160 << 20]);
+    let filler = fill(sick.path());
+    let errors = number(&mount, "errors");
     fuse_tests::writeback::release(&mount);
-    let longest = others_go_on(&mount, &file);
-    assert!(longest < Duration::from_secs(1), "a healthy write waited {longest:?}");
     let degraded = || (sickness(&mount) == "degraded").then_some(());
+    let longest = others_go_on(&mount, &file);
+    println!("the longest wait of a healthy write: {longest:?}");
+    assert!(longest < Duration::from_secs(1), "a healthy write waited {longest:?}");
     assert!(wait_for(Duration::from_secs(10), degraded).is_some(), "{}", sickness(&mount));
+    assert!(number(&mount, "errors") > errors);
+    let said = mount.log();
+    assert!(said.contains("writeback of sick/disk.img: write: No space left"), "{said}");
     let mut there = [0; 12];
     File::open(&image).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();
     assert_eq!(&there, b"acknowledged");
@@ -169,6 +194,7 @@ fn an_image_on_a_filesystem_that_became_read_only_holds_nobody_up() {
     sh(scratch.path(), &format!("mount -o remount,abort {}", at.display()));
     fuse_tests::writeback::release(&mount);
     let longest = others_go_on(&mount, &file);
+    println!("the longest wait of a healthy write: {longest:?}");
     assert!(longest < Duration::from_secs(1), "a healthy write waited {longest:?}");
     let mut there = [0; 12];
     File::open(&image).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();
@@ -178,7 +204,10 @@ fn an_image_on_a_filesystem_that_became_read_only_holds_nobody_up() {
     mount.kill();
     drop(file);
     let device = sick.device().path().to_owned();
-    sh(scratch.path(), &format!("umount -l {0} && mount {1} {0}", at.display(), device.display()));
+    // Not before the dead daemon's ring has let go of the old one: it would be the same.
+    let gone = || try_run("umount", &[&at]).status.success().then_some(());
+    assert!(wait_for(Duration::from_secs(20), gone).is_some(), "{}", at.display());
+    run("mount", &[&device, &at]);
     mount.start_again();
     flush(&mount);
     File::open(at.join("disk.img")).unwrap().read_exact_at(&mut there, 16 * MIB).unwrap();

@@ -90,6 +90,11 @@ fn a_sync_of_the_filesystem_is_one_of_the_file() {
     device.write_at(b"x", 0).unwrap();
     assert!(matches!(device.sync_filesystem(), Some(Ok(()))));
     assert_eq!(device.failed_syncs.load(SeqCst), 0);
+    device.write_out().unwrap();
+    // An error that a sync of somebody else was told is told here, too, and once.
+    assert!(device.synced(Err(Error::os("fdatasync", Errno::IO)), 0).is_err());
+    assert!(device.write_out().is_err());
+    device.write_out().unwrap();
 }
 
 /// Whether qemu-img does it, and what it says; None without qemu-img.

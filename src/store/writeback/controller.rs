@@ -58,10 +58,10 @@ const DEADLINE_MS: u64 = 30_000;
 /// An epoch of so many extents is synced.
 const EPOCH_EXTENTS: u64 = 20_000;
 
-/// Between syncs, or tries to free the same tail, that only a full journal asks for.
+/// Between syncs, tries to free the same tail, or copies of it, that only a full journal asks for.
 const PACE_MS: u64 = 100;
 
-/// Between copies of the same tail, and before an unused head is freed.
+/// Before an unused head is freed.
 const PATIENCE_MS: u64 = 1000;
 
 #[derive(Debug)]
@@ -321,7 +321,7 @@ impl Controller {
         for view in holders() {
             let state = self.state(view.id);
             let again = state.copied.is_some_and(|(up_to, when)| {
-                up_to == tail.last_seq && now.saturating_sub(when) < PATIENCE_MS
+                up_to == tail.last_seq && now.saturating_sub(when) < PACE_MS
             });
             if !again {
                 state.copied = Some((tail.last_seq, now));

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 use super::home::EACH_MAX;
-use super::view::{Action, DeviceView, Event, Settings, World};
+use super::view::{Action, DeviceView, Event, Mode, Settings, World};
 use super::workers::Workers;
 use super::{Control, Executor, Writeback};
 use crate::clock;
@@ -22,8 +22,15 @@ const TICK: Duration = Duration::from_millis(100);
 /// Between two syncs of whole filesystems: each takes what has come home since the last.
 const GROUPS_APART_MS: u64 = 100;
 
-/// Rings within this time share a step.
+/// A sync of whole filesystems waits at most so long for the devices that are still being written:
+/// one for all where files are small and many, instead of one for each handful that came home.
+const GROUP_WAIT_MS: u64 = 500;
+
+/// Rings within this time share a step; longer for each device that a step looks at, up to a most:
+/// with a thousand of them, steps at every ring would take a processor for themselves.
 const GATHER: Duration = Duration::from_micros(200);
+const GATHER_EACH: Duration = Duration::from_micros(4);
+const GATHER_MOST: Duration = Duration::from_millis(20);
 
 impl Writeback {
     /// Starts the threads.
@@ -71,7 +78,8 @@ impl Writeback {
         while !self.stopping.load(SeqCst) {
             self.bell.wait(TICK);
             self.step();
-            std::thread::sleep(GATHER);
+            let devices = self.devices.lock().len() as u32;
+            std::thread::sleep((GATHER + GATHER_EACH * devices).min(GATHER_MOST));
         }
     }
 
@@ -116,8 +124,20 @@ impl Writeback {
         let has_epoch =
             |(_, view): &(&Arc<Device>, &DeviceView)| view.written_extents > 0 && !view.syncing;
         let epochs = devices.iter().zip(&views).filter(has_epoch).map(|(device, _)| device.clone());
-        let epochs = epochs.collect();
-        self.execute(&mut control, actions, epochs);
+        let epochs: Vec<Arc<Device>> = epochs.collect();
+        let more = self.come_home(&control, &views) > epochs.len() / 4;
+        self.execute(&mut control, actions, epochs, more);
+    }
+
+    /// Devices that are being written home as fast as they go.
+    fn come_home(&self, control: &Control, views: &[DeviceView]) -> usize {
+        let comes = |view: &&DeviceView| {
+            let at_max = || control.controller.mode(view.id).0 == Mode::Max;
+            view.dirty_extents + view.in_flight as u64 > 0
+                && at_max()
+                && !control.controller.is_stuck(view.id)
+        };
+        views.iter().filter(comes).count()
     }
 
     /// Every device with something live, and every one whose writers wait. Others that are open
@@ -161,7 +181,14 @@ impl Writeback {
         }
     }
 
-    fn execute(&self, control: &mut Control, actions: Vec<Action>, epochs: Vec<Arc<Device>>) {
+    /// `more`: many devices are about to have an epoch.
+    fn execute(
+        &self,
+        control: &mut Control,
+        actions: Vec<Action>,
+        epochs: Vec<Arc<Device>>,
+        more: bool,
+    ) {
         let mut together = Vec::new();
         for action in actions {
             match action {
@@ -185,12 +212,24 @@ impl Writeback {
         // Where many have an epoch, one call takes all of them: whoever is asked next has none.
         let at_once = epochs.len() > EACH_MAX;
         let now = clock::now_ms();
+        if now.saturating_sub(control.singles.0) >= GROUPS_APART_MS {
+            control.singles = (now, 0);
+        }
+        control.singles.1 += if at_once { 0 } else { together.len() };
+        if !at_once && control.singles.1 > EACH_MAX {
+            // A stream of small files: those that come home within this time share a sync.
+            return;
+        }
         if at_once {
+            let wanted = *control.group_wanted_ms.get_or_insert(now);
             let paced = now.saturating_sub(control.grouped_ms) >= GROUPS_APART_MS;
-            if !paced || self.groups_syncing.load(SeqCst) > 0 {
+            // Whoever waits for room in the journal waits for the tail, not for all of them.
+            let waits =
+                more && self.journal.waiting() == 0 && now.saturating_sub(wanted) < GROUP_WAIT_MS;
+            if !paced || waits || self.groups_syncing.load(SeqCst) > 0 {
                 return;
             }
-            control.grouped_ms = now;
+            (control.grouped_ms, control.group_wanted_ms) = (now, None);
         }
         let mut wanted = if at_once { epochs } else { together };
         wanted.retain(|device| control.syncing.insert(device.cached.id));

@@ -1,10 +1,10 @@
 //! How one device takes its home I/O: backoff after failures, hangs, DEGRADED (W4).
 //!
 //! States: well -> failing (100 ms, doubling to 60 s, between tries) -> degraded (16 failures in a
-//! row, 4 of syncs, or an I/O that hangs while others are kept from the journal's tail) -> well on
-//! the first success. Writes and syncs are counted apart: a device whose page cache takes every
-//! write and whose every sync fails is not well. Failures of I/Os issued before the backoff began
-//! count, but do not lengthen it.
+//! row, 4 of syncs, writes that fail for 3 s, or an I/O that hangs while others are kept from the
+//! journal's tail) -> well on the first success. Writes and syncs are counted apart: a device whose
+//! page cache takes every write and whose every sync fails is not well. Failures of I/Os issued
+//! before the backoff began count, but do not lengthen it.
 
 /// The first wait after a failure.
 const BACKOFF_FIRST_MS: u64 = 100;
@@ -14,6 +14,10 @@ const BACKOFF_MOST_MS: u64 = 60_000;
 
 /// Failures in a row from which on a device is degraded.
 const DEGRADED_FAILURES: u32 = 16;
+
+/// Writes that fail for so long degrade their device, too: one that is tried with one extent at a
+/// time would take minutes to fail 16 times.
+const DEGRADED_MS: u64 = 3000;
 
 /// A failed sync counts as so many failed writes, so that a device whose page cache takes every
 /// write is degraded within seconds, not minutes.
@@ -33,6 +37,9 @@ const STALL_MS: u64 = 1000;
 pub struct Health {
     write_failures: u32,
     sync_failures: u32,
+    /// Since when no write succeeded, and whether that is too long.
+    write_failing_ms: Option<u64>,
+    failed_long: bool,
     /// Waits so far since it was well.
     rounds: u32,
     /// Not tried before.
@@ -48,6 +55,12 @@ impl Health {
     /// A home write ended.
     pub fn wrote(&mut self, now_ms: u64, ok: bool) {
         self.write_failures = if ok { 0 } else { self.write_failures.saturating_add(1) };
+        if ok {
+            (self.write_failing_ms, self.failed_long) = (None, false);
+        } else {
+            let since = *self.write_failing_ms.get_or_insert(now_ms);
+            self.failed_long |= now_ms.saturating_sub(since) >= DEGRADED_MS;
+        }
         self.ended(now_ms, ok);
     }
 
@@ -115,7 +128,7 @@ impl Health {
     /// DEGRADED.
     pub fn is_degraded(&self) -> bool {
         let failures = self.write_failures.max(self.sync_failures);
-        self.hung || failures >= DEGRADED_FAILURES
+        self.hung || self.failed_long || failures >= DEGRADED_FAILURES
     }
 
     /// Whether it cannot be counted on to go home: failing, hanging or degraded.

@@ -230,13 +230,19 @@ impl Writeback {
             };
             match whole {
                 Some(result) => {
-                    // An error is everybody's: nobody knows whose it was.
+                    // An error is everybody's: nobody knows whose it was. Without one each file is
+                    // asked for its own: the kernel told it to whoever asked the filesystem first.
                     let why = result.err().map(|error| error.to_string());
-                    for epoch in epochs {
-                        let lost =
-                            || Error::new(Kind::Io, "syncfs", why.clone().unwrap_or_default());
-                        let result = if why.is_some() { Err(lost()) } else { Ok(()) };
+                    for (number, epoch) in epochs.into_iter().enumerate() {
+                        let result = match &why {
+                            Some(why) => Err(Error::new(Kind::Io, "syncfs", why.clone())),
+                            None => epoch.device.file.write_out(),
+                        };
                         writeback.synced(&epoch, result);
+                        if number % EACH_MAX == 0 {
+                            // Whoever waits for clean devices does not wait for all of them.
+                            writeback.made_progress();
+                        }
                     }
                 }
                 None => {

@@ -90,8 +90,11 @@ struct Control {
     syncing: HashSet<DeviceId>,
     /// Heads of the baseline's groups: home writes until all are awaited.
     group: usize,
-    /// When whole filesystems were last synced.
+    /// When whole filesystems were last synced, and since when that is wanted again.
     grouped_ms: u64,
+    group_wanted_ms: Option<u64>,
+    /// Since when devices that were synced each alone are counted, and their number.
+    singles: (u64, usize),
     /// A try to free the tail is under way.
     freeing: bool,
     /// Devices whose tail is being copied forward.
@@ -221,6 +224,8 @@ impl Writeback {
                 syncing: HashSet::new(),
                 group: 0,
                 grouped_ms: 0,
+                group_wanted_ms: None,
+                singles: (0, 0),
                 freeing: false,
                 copying: HashSet::new(),
             }),

@@ -243,6 +243,24 @@ fn backoff_doubles_to_a_minute_and_ends_with_a_success() {
 }
 
 #[test]
+fn one_extent_that_fails_for_three_seconds_degrades() {
+    let mut health = Health::default();
+    let mut now = 1_000_000;
+    for wait in [100, 200, 400, 800, 1600] {
+        health.wrote(now, false);
+        now += wait;
+        assert!(health.is_failing() && !health.is_degraded(), "{wait}");
+    }
+    health.wrote(now, false);
+    assert!(health.is_degraded());
+    health.wrote(now, true);
+    assert!(!health.is_degraded());
+    // Long ago is not for long.
+    health.wrote(now + 10_000, false);
+    assert!(!health.is_degraded());
+}
+
+#[test]
 fn a_device_on_trial_gets_one_small_pass() {
     let mut desk = desk();
     desk.dirty(0, 1000);
@@ -323,7 +341,7 @@ fn copies_forward_only_where_it_helps() {
     desk.views[0].journal_share = JOURNAL / 4;
     assert_eq!(desk.step(&[]), [], "it is well");
     assert_eq!(desk.step(&[failed(A)]), copy);
-    assert_eq!(desk.later(999, &[]), [], "asked for already");
+    assert_eq!(desk.later(99, &[]), [], "asked for already");
     assert_eq!(desk.later(1, &[failed(A)]), copy);
     desk.now += 1000;
     let mut no = |change: &dyn Fn(&mut Desk), why: &str| {
