@@ -29,6 +29,8 @@ pub(super) struct Journaled {
     record: Option<DeviceIdentity>,
     /// The journal knows the record.
     announced: bool,
+    /// No name is left: its fsync makes none durable.
+    nameless: bool,
     /// The last sequence of its last append: what its fsync waits for.
     pub(super) last_seq: u64,
     /// A Revoke of this range and its sequence, with nothing journaled there since.
@@ -45,6 +47,7 @@ impl Journaled {
             map: DirtyMap::new(home_size),
             record: None,
             announced: false,
+            nameless: false,
             last_seq: 0,
             ahead: None,
             grows: None,
@@ -64,6 +67,7 @@ impl Journaled {
 
     /// No name of it is left: replay does not wonder if it is gone (J10). True if that is news.
     pub(super) fn unname(&mut self) -> bool {
+        self.nameless = true;
         let Some(record) = self.record.as_mut().filter(|record| record.named) else { return false };
         record.named = false;
         self.announced = false;
@@ -96,7 +100,8 @@ impl Device {
     /// journal hears of it with a record that changes nothing.
     pub(super) fn note_named(&self, wb: &Writeback) -> Result<()> {
         let unnamed = |dirty: &Journaled| dirty.record.as_ref().is_some_and(|r| !r.named);
-        if !unnamed(&self.dirty.lock()) || !wb.takes_writes() {
+        let gains = |dirty: &Journaled| unnamed(dirty) && !dirty.nameless;
+        if !gains(&self.dirty.lock()) || !wb.takes_writes() {
             return Ok(());
         }
         let change = Change::Data(&[]);

@@ -35,7 +35,7 @@ fn j4_clean_means_durable_at_home_at_that_very_moment() {
     let mut random = Random::new(4);
     let mut model = vec![1; 20_000];
     let mut clean = 0;
-    for _ in 0..60 {
+    for _ in 0..150 {
         let (offset, len) = (random.below(24_000), 1 + random.below(5000) as usize);
         let new = bytes(&mut random, len);
         kit.write(0, offset, &new);
