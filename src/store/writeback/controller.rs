@@ -155,7 +155,9 @@ impl Controller {
         self.pressed = waiting || above(world, 70);
         self.filling = waiting || above(world, 50);
         // Events of what is not listed any more say nothing.
-        world.devices.iter().for_each(|view| drop(self.state(view.id)));
+        for view in world.devices {
+            self.state(view.id);
+        }
         self.note(events);
         self.judge(world, tail);
         let mut actions = Vec::new();

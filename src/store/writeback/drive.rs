@@ -147,7 +147,10 @@ impl Writeback {
         for (device, _) in self.writers.lock().values() {
             devices.entry(device.cached.id).or_insert_with(|| device.clone());
         }
-        devices.into_values().collect()
+        let mut devices: Vec<_> = devices.into_values().collect();
+        // One order, for the controller's turns and for workloads that are repeated.
+        devices.sort_unstable_by_key(|device| device.cached.id);
+        devices
     }
 
     fn settings(&self) -> Settings {
@@ -216,7 +219,7 @@ impl Writeback {
             control.singles = (now, 0);
         }
         control.singles.1 += if at_once { 0 } else { together.len() };
-        if !at_once && control.singles.1 > EACH_MAX {
+        if !at_once && control.singles.1 > EACH_MAX && !self.is_by_hand() {
             // A stream of small files: those that come home within this time share a sync.
             return;
         }
