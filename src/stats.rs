@@ -182,6 +182,8 @@ pub struct FlushProgress {
     pub elapsed_ms: u64,
     /// Devices that cannot be written now: their path and why. They are not waited for.
     pub stuck: Vec<(String, String)>,
+    /// Those of them whose file was changed, replaced or is missing: nobody will write them home.
+    pub refused: Vec<String>,
 }
 
 /// One device in a `Snapshot`.

@@ -233,7 +233,8 @@ pub struct DumpArgs {
 pub struct ReplayArgs {
     /// A SOURCE, its state directory or its partition
     pub dir: PathBuf,
-    /// Leave out this file (a path below SOURCE); what the journal holds of it is moved aside
+    /// Give up what the journal holds of this file (a path below SOURCE), and keep a copy of the
+    /// journal
     #[arg(long, value_name = "FILE")]
     pub skip: Vec<PathBuf>,
 }

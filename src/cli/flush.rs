@@ -28,9 +28,16 @@ pub fn run(args: &FlushArgs) -> Outcome<()> {
     for path in &chosen(&args.paths)? {
         let place = Place::find(path)?;
         // Whether the daemon lives, before the path is looked at.
-        if stat(&place)?.snapshot.writeback.is_none() {
+        let stat = stat(&place)?;
+        let Some(writeback) = &stat.snapshot.writeback else {
             print(&format!("{}: nothing to flush, it has no journal\n", path.display()))?;
             continue;
+        };
+        if let Some(why) = &writeback.failed {
+            let bytes = format_size(writeback.dirty_bytes);
+            let what = format!("nothing is written home, {bytes} stay in the journal");
+            let hint = unwritable(&stat, why);
+            return Err(Failure::new(what, path.display(), hint));
         }
         match wait(&place, place.below()?, &stop)? {
             Flush::Done(end) => {
@@ -77,8 +84,23 @@ fn refuse_stuck(place: &Place, end: &FlushProgress) -> Outcome<()> {
         return Ok(());
     }
     let what = format!("not written home: {}", stuck(end));
-    let hint = "its data stays in the journal and is tried again; bcachefs-fuse stat shows it";
+    let source = place.entry.source.to_string_lossy();
+    let hint = match way_out(&end.refused, &source) {
+        Some(way_out) => format!("its data stays in the journal; umount it, then {way_out}"),
+        None => "its data stays in the journal and is tried again; bcachefs-fuse stat shows it"
+            .to_owned(),
+    };
     Err(Failure::new(what, place.mountpoint().display(), hint))
+}
+
+/// What to do about images that no mount writes home as they are; None if there are none.
+pub fn way_out(refused: &[String], source: &str) -> Option<String> {
+    if refused.is_empty() {
+        return None;
+    }
+    let skip: Vec<String> = refused.iter().map(|path| format!("--skip {path}")).collect();
+    let skip = skip.join(" ");
+    Some(format!("restore it, or give it up: bcachefs-fuse journal replay {skip} {source}"))
 }
 
 /// "a.img (No space left on device), ..."
@@ -86,6 +108,18 @@ pub fn stuck(end: &FlushProgress) -> String {
     let words: Vec<String> =
         end.stuck.iter().map(|(path, why)| format!("{path} ({why})")).collect();
     words.join(", ")
+}
+
+/// Why a journal's data does not go home, and what to do.
+fn unwritable(stat: &StatReply, why: &str) -> String {
+    if stat.mount.read_only {
+        let source = &stat.mount.source;
+        return format!(
+            "the mount is read-only (ro, or a corrupt journal): umount it, then bcachefs-fuse \
+             check {source} says how they go home"
+        );
+    }
+    format!("the journal takes no more writes ({why}); umount it and mount it again")
 }
 
 /// The counters of the whole mount.

@@ -122,6 +122,10 @@ Examples:
 
 /// Behind `journal replay --help`.
 pub const REPLAY: &str = "\
+Of a corrupt journal what lies before the bad record is written home. With --skip the records of FILE
+are given up, and the file is left as it is. In both cases the journal as it was is copied first, to
+journal.skipped.N beside it (of a partition: in SOURCE/.bcachefs-fuse).
+
 Exit codes: 0 all is home, 1 not all of it; one line on standard error says what and why.
 
 Examples:

@@ -206,15 +206,22 @@ fn flush_and_unmount(typed: &Typed, place: &Place) -> Outcome<()> {
         return umount::unmount(place, How::Detach, Wait::No);
     }
     umount::refuse_busy(place)?;
-    if umount::dirty_bytes(place) == 0 {
+    let journal = umount::Journal::of(place);
+    if journal.bytes == 0 {
         return umount::unmount(place, How::Politely, Wait::ForDaemon);
+    }
+    // It is unmounted: no failure for umount(8), whatever is left.
+    if journal.failed.is_some() {
+        umount::unmount(place, How::Politely, Wait::ForDaemon)?;
+        eprintln!("{}", journal.left(place).failure(place, "the next mount writes them home"));
+        return Ok(());
     }
     let left = umount::flush(place, &Stop::after(flush_timeout(place)))?;
     if left.bytes == 0 {
         return umount::unmount(place, How::Politely, Wait::ForDaemon);
     }
     umount::unmount(place, How::Politely, Wait::No)?;
-    // It is unmounted: no failure for umount(8). The daemon holds its locks and goes on.
+    // The daemon holds its locks and goes on.
     eprintln!("{}", left.failure(place, "its daemon writes them home, or the next mount"));
     Ok(())
 }

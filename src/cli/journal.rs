@@ -4,6 +4,7 @@
 //! nothing is written but by `replay` and `abandon`, and nothing is ever deleted.
 
 mod abandon;
+mod aside;
 mod replay;
 mod summary;
 mod target;

@@ -211,7 +211,7 @@ fn ready_line(config: &Config, held: &Held) -> String {
     let (mount, store) = (&config.mount, &config.store);
     let read_only = if mount.read_only { ", read-only" } else { "" };
     format!(
-        "{} on {}: {} cache of {} blocks, {}{}{read_only}",
+        "{} on {}: {} cache of {} blocks, {}{read_only}{}",
         mount.source.display(),
         mount.mountpoint.display(),
         format_size(store.cache_bytes),

@@ -30,6 +30,9 @@ use crate::units::format_size;
 /// How long a daemon may take to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What becomes of what is left.
+const NEXT_MOUNT: &str = "the next mount writes them home";
+
 /// Runs it.
 pub fn run(args: &UmountArgs) -> Outcome<()> {
     let place = Place::find(&args.path)?;
@@ -41,11 +44,9 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         return unmount(&place, How::Detach, Wait::No);
     }
     refuse_busy(&place)?;
-    let dirty = dirty_bytes(&place);
-    let left = if dirty == 0 {
-        Left::default()
-    } else if args.no_flush {
-        Left { bytes: dirty, why: String::new() }
+    let journal = Journal::of(&place);
+    let left = if journal.bytes == 0 || args.no_flush || journal.failed.is_some() {
+        journal.left(&place)
     } else {
         flush(&place, &Stop::by_signal()?)?
     };
@@ -60,11 +61,48 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         }
         return Err(failure);
     }
-    let failure = left.failure(&place, "the next mount writes them home");
-    match (leaving, args.no_flush) {
-        (false, _) => Ok(()),
-        (true, true) => print(&format!("{}\n", failure.line)).map(drop),
-        (true, false) => Err(failure),
+    if !leaving {
+        return Ok(());
+    }
+    let failure = left.failure(&place, NEXT_MOUNT);
+    // Where nothing could be flushed nothing went wrong.
+    if args.no_flush || journal.read_only {
+        return print(&format!("{}\n", failure.line)).map(drop);
+    }
+    Err(failure)
+}
+
+/// What a live mount's journal is like; nothing where nobody answers or there is none.
+#[derive(Debug, Default)]
+pub struct Journal {
+    /// Bytes that are not home.
+    pub bytes: u64,
+    /// Why nothing can be written home.
+    pub failed: Option<String>,
+    /// The whole mount is read-only.
+    pub read_only: bool,
+}
+
+impl Journal {
+    /// Asks the daemon.
+    pub fn of(place: &Place) -> Journal {
+        let Ok(stat) = flush::stat(place) else { return Journal::default() };
+        let Some(writeback) = stat.snapshot.writeback else { return Journal::default() };
+        let (bytes, read_only) = (writeback.dirty_bytes, stat.mount.read_only);
+        Journal { bytes, failed: writeback.failed, read_only }
+    }
+
+    /// All of it.
+    pub fn left(&self, place: &Place) -> Left {
+        let why = match &self.failed {
+            Some(_) if self.read_only => "it was mounted read-only".to_owned(),
+            Some(why) => format!("the journal took no more writes ({why})"),
+            None => String::new(),
+        };
+        let ask = self.failed.is_some() && self.read_only;
+        let source = place.entry.source.to_string_lossy();
+        let next = ask.then(|| format!("bcachefs-fuse check {source} says how they go home"));
+        Left { bytes: self.bytes, why, next }
     }
 }
 
@@ -74,33 +112,33 @@ pub struct Left {
     /// Bytes in the journal.
     pub bytes: u64,
     why: String,
+    /// What to do where the next mount may not write it home.
+    next: Option<String>,
 }
 
 impl Left {
-    fn of(end: &FlushProgress) -> Left {
-        Left { bytes: end.left_bytes, why: flush::stuck(end) }
+    fn of(place: &Place, end: &FlushProgress) -> Left {
+        let source = place.entry.source.to_string_lossy();
+        let next = flush::way_out(&end.refused, &source);
+        Left { bytes: end.left_bytes, why: flush::stuck(end), next }
     }
 
     /// In one line, after the unmount. `next`: what becomes of it.
     pub fn failure(&self, place: &Place, next: &str) -> Failure {
         let why = if self.why.is_empty() { String::new() } else { format!("{}; ", self.why) };
         let what = format!("unmounted, {} are left in the journal", format_size(self.bytes));
+        let source = place.entry.source.to_string_lossy();
+        let next = self.next.as_deref().unwrap_or(next);
         let hint = format!("{why}{next}; until then these files are not current");
-        Failure::new(what, place.entry.source.to_string_lossy(), hint)
+        Failure::new(what, source, hint)
     }
 }
 
 /// Has everything written home until `stop`; what is left.
 pub fn flush(place: &Place, stop: &Stop) -> Outcome<Left> {
     Ok(match flush::wait(place, None, stop)? {
-        Flush::Done(end) | Flush::Stopped(end) => Left::of(&end),
+        Flush::Done(end) | Flush::Stopped(end) => Left::of(place, &end),
     })
-}
-
-/// Bytes that are not home; 0 where nobody answers or there is no journal.
-pub fn dirty_bytes(place: &Place) -> u64 {
-    let stat = flush::stat(place).ok();
-    stat.and_then(|stat| stat.snapshot.writeback).map_or(0, |writeback| writeback.dirty_bytes)
 }
 
 fn leave(place: &Place, leave: bool) {

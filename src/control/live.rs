@@ -107,7 +107,10 @@ fn check_journal(mounted: &dyn Mounted, config: &Config) -> Result<(), Refusal> 
         return Ok(());
     }
     let place = config.mount.mountpoint.display().to_string();
-    let hint = "unmount it, then mount with cache_mode=writeback";
+    let hint = format!(
+        "bcachefs-fuse umount {place}, then bcachefs-fuse mount --cache-mode writeback {} {place}",
+        config.mount.source.display()
+    );
     Err(Refusal::new("mounted without a journal", place, hint))
 }
 

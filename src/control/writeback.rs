@@ -64,8 +64,11 @@ fn row(device: &DeviceSnapshot) -> Option<Vec<String>> {
 fn journal_lines(journal: &WritebackStat) -> String {
     let mut text = String::new();
     let rate = match journal.rate {
-        0 => "no rate limit".to_string(),
-        rate => format!("rate {:.1} MiB/s", rate as f64 / f64::from(1 << 20)),
+        0 => "all go home at once".to_string(),
+        rate => {
+            let rate = rate as f64 / f64::from(1 << 20);
+            format!("busy images go home at {rate:.1} MiB/s, idle ones at once")
+        }
     };
     let _ = writeln!(
         text,
@@ -262,8 +265,8 @@ pub(crate) mod tests {
         let mut stat = sample();
         make_dirty(&mut stat);
         let text = format::stat(&stat, 10);
-        let line = "journal 256M: 25 % used; dirty 3M in 1 images, the oldest 4s; rate 12.0 MiB/s, \
-                    7 in flight (pwrite)\n";
+        let line = "journal 256M: 25 % used; dirty 3M in 1 images, the oldest 4s; busy images go \
+                    home at 12.0 MiB/s, idle ones at once, 7 in flight (pwrite)\n";
         assert!(text.contains(line), "{text}");
         assert!(text.contains("10 barriers (3.2 waiters each)"), "{text}");
         let dirty = text.lines().find(|line| line.contains("degraded")).unwrap();
@@ -276,7 +279,7 @@ pub(crate) mod tests {
             (journal.rate, journal.failed) = (0, Some("fdatasync failed".into()));
         }
         let text = block(&stat, 10);
-        assert!(text.contains("no rate limit"), "{text}");
+        assert!(text.contains("all go home at once"), "{text}");
         assert!(text.contains("takes no more writes: fdatasync failed"), "{text}");
     }
 

@@ -117,6 +117,11 @@ pub trait BlockDevice: Send + Sync {
         Ok(None)
     }
 
+    /// Why its file must not be touched, whoever asks and for as long as the mount lasts.
+    fn refused(&self) -> Option<&str> {
+        None
+    }
+
     /// Bytes that may still be allocated on the source; None where nobody knows.
     fn free_bytes(&self) -> Result<Option<u64>> {
         Ok(None)

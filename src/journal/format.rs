@@ -5,6 +5,8 @@
 //! No states, no locks. Invariants: J8 (generation and sequence are inside the header's checksum);
 //! lengths are bounded before use; decoding takes any bytes and never panics.
 
+use std::io::BufRead;
+
 use crate::units::{DeviceId, Timestamp};
 
 /// Bytes of one superblock slot; the structure uses the first `SUPERBLOCK_BYTES`.
@@ -319,9 +321,19 @@ impl Header {
         })
     }
 
-    /// Whether bytes at a multiple of `RECORD_ALIGN` might be a header: a cheap first look.
-    pub fn looks_like_one(bytes: &[u8]) -> bool {
-        bytes.first_chunk() == Some(&RECORD_MAGIC.to_le_bytes())
+    /// The first place at or after `from` where a header may begin: a cheap look, at the speed of
+    /// memchr. `bytes` begin at a multiple of `RECORD_ALIGN`.
+    pub fn look_for_one(bytes: &[u8], from: usize) -> Option<usize> {
+        let magic = RECORD_MAGIC.to_le_bytes();
+        let mut at = from;
+        loop {
+            let mut rest = bytes.get(at..)?;
+            let found = at + rest.skip_until(magic[0]).ok()?.checked_sub(1)?;
+            if found % RECORD_ALIGN as usize == 0 && bytes.get(found..)?.starts_with(&magic) {
+                return Some(found);
+            }
+            at = found + 1;
+        }
     }
 }
 

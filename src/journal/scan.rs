@@ -58,7 +58,7 @@ impl Reader {
         if at < self.start || at + len > have {
             let wanted = len.max(WINDOW_BYTES).min(end - at) as usize;
             if self.buffer.len() < wanted {
-                self.buffer.resize(wanted, 0);
+                self.buffer = vec![0; wanted];
             }
             (self.start, self.filled) = (at, 0);
             self.filled = self.device.read_at(&mut self.buffer[..wanted], at)?;
@@ -351,10 +351,10 @@ fn durable_in(
             return Ok(None);
         }
         let last = window.len() - HEADER_BYTES;
-        let places = window.chunks_exact(RECORD_ALIGN as usize).enumerate();
-        for (place, _) in places.filter(|(_, bytes)| Header::looks_like_one(bytes)) {
-            let bytes = &window[place * RECORD_ALIGN as usize..];
-            let header = Header::decode(bytes, &uuid);
+        let mut next = 0;
+        while let Some(place) = Header::look_for_one(window, next) {
+            next = place + RECORD_ALIGN as usize;
+            let header = Header::decode(&window[place..], &uuid);
             let known = header.filter(|header| {
                 let witness = header.generation >= floor && header.durable_seq >= expected;
                 witness || header.generation > latest

@@ -5,10 +5,10 @@
 //! Lock order, outermost first; none is held across device I/O except a write's own range, and the
 //! dirty lock across the journal's buffered append:
 //!   1. `Device.ranges` (a range of one device that is being changed directly; readers never take
-//!      it)
+//!      it), a turn to sync its file, `Device.telling` (each alone)
 //!   2. `Writeback.control` (one step of the controller)
 //!   3. `Device.dirty` (the dirty map)
-//!   4. the journal's own (see `journal`), `Writeback.devices`, `Writeback.events`
+//!   4. the journal's own (see `journal`), `Writeback.devices`, `.writers`, `.events`
 //!   5. `Registry` (who is open, what stamps closed files had); never with a dirty lock held
 //!   6. `Device.size`
 //!   7. the cache's own (see `cache`)
@@ -166,7 +166,7 @@ impl BlockStore {
         self.void_retired(registry);
         // The descriptors are closed without the lock.
         match closed {
-            Closed::Dropped(device) => device.drop_dirty(),
+            Closed::Dropped(device) => self.drop_file(&device),
             Closed::Known(device) => drop(device),
             Closed::Open => {}
         }
@@ -192,7 +192,15 @@ impl BlockStore {
     /// goes nowhere.
     pub fn forget(&self, identity: &Identity) {
         if let Some(device) = self.shared.registry.lock().forget(identity, &self.shared.cache) {
-            device.drop_dirty();
+            self.drop_file(&device);
+        }
+    }
+
+    /// No name and no handle is left.
+    fn drop_file(&self, device: &Device) {
+        device.drop_dirty();
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.journal.forget_device(device.cached.id);
         }
     }
 
@@ -282,6 +290,14 @@ impl BlockStore {
         self.shared.writeback().is_some_and(|writeback| writeback.would_wait(bytes))
     }
 
+    /// Tests: a heartbeat now.
+    #[cfg(test)]
+    pub(crate) fn beat_by_hand(&self) {
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.beat_by_hand();
+        }
+    }
+
     /// What makes names of the source durable: called before records of dropped files go.
     pub fn set_names_sync(&self, sync: NamesSync) {
         if let Some(writeback) = self.shared.writeback() {
@@ -307,15 +323,18 @@ impl BlockStore {
     /// The counters of all devices, or of one.
     pub fn snapshot(&self, unit: Option<u32>) -> Snapshot {
         let mut devices = self.shared.registry.lock().snapshots();
-        devices.retain(|device| {
-            unit.map_or(device.counters != Counters::default(), |unit| unit == device.unit)
-        });
-        let mut total =
-            if unit.is_some() { Counters::default() } else { self.shared.cache.retired() };
-        devices.iter().for_each(|device| total.add(&device.counters));
         if let Some(writeback) = self.shared.writeback() {
             devices.iter_mut().for_each(|device| writeback.describe(device));
         }
+        // What is dirty is of interest whether it was used or not.
+        let is_used = |device: &DeviceSnapshot| {
+            let is_dirty = device.writeback.as_ref().is_some_and(|device| !device.consistent);
+            is_dirty || device.counters != Counters::default()
+        };
+        devices.retain(|device| unit.map_or(is_used(device), |unit| unit == device.unit));
+        let mut total =
+            if unit.is_some() { Counters::default() } else { self.shared.cache.retired() };
+        devices.iter().for_each(|device| total.add(&device.counters));
         devices.sort_by_key(|device| (std::cmp::Reverse(busy(device)), device.unit));
         let (capacity_blocks, resident_blocks) = self.shared.cache.snapshot();
         let block_size = self.shared.block_size;
@@ -345,5 +364,7 @@ fn busy(device: &DeviceSnapshot) -> u64 {
 
 #[cfg(test)]
 mod crash;
+#[cfg(test)]
+mod named;
 #[cfg(test)]
 mod tests;

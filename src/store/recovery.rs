@@ -71,6 +71,19 @@ pub enum Fate {
     Skipped,
 }
 
+impl std::fmt::Display for Fate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Fate::Resumed => f.write_str("resumed"),
+            Fate::Dropped => f.write_str("dropped"),
+            Fate::Missing => f.write_str("missing"),
+            Fate::Replaced => f.write_str("replaced"),
+            Fate::Changed(why) => write!(f, "changed behind the journal: {why}"),
+            Fate::Skipped => f.write_str("given up"),
+        }
+    }
+}
+
 /// A device of the journal that had something live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -219,7 +232,7 @@ impl BlockStore {
                 (located.device, located.identity, located.stamp)
             }
             (fate, located) => {
-                let (why, size) = (words(fate), replayed.size_over(0));
+                let (why, size) = (fate.to_string(), replayed.size_over(0));
                 let time = record.birth;
                 let nothing = Stamp { size, mtime: time, ctime: time };
                 let absent: Arc<dyn BlockDevice> = Arc::new(Absent::new(why, &found.path));
@@ -234,7 +247,8 @@ impl BlockStore {
             // Two tags of one inode: a mount never does that. The first one has the file; the data
             // of this one is kept, and goes nowhere.
             found.fate = Fate::Changed("two devices of the journal are this file".into());
-            (file, identity) = (Arc::new(Absent::new(words(&found.fate), &found.path)), nowhere);
+            (file, identity) =
+                (Arc::new(Absent::new(found.fate.to_string(), &found.path)), nowhere);
         }
         let cached = self.shared.cache.register(id);
         let device = Device::new(self.shared.clone(), cached, file, identity, stamp.size);
@@ -281,14 +295,5 @@ fn claim(device: &dyn BlockDevice, path: &Path) -> Fate {
             Fate::Resumed
         }
         Ok(()) => Fate::Resumed,
-    }
-}
-
-fn words(fate: &Fate) -> String {
-    match fate {
-        Fate::Missing => "it is missing; the journal has data of it".into(),
-        Fate::Replaced => "it was replaced; the journal has data of the old one".into(),
-        Fate::Changed(why) => format!("changed behind the journal, which has data of it: {why}"),
-        Fate::Resumed | Fate::Dropped | Fate::Skipped => String::new(),
     }
 }

@@ -1,19 +1,15 @@
 //! `journal abandon`: gives up what is only in the journal. The records are moved aside.
 
 use std::io::{BufRead, IsTerminal};
-use std::path::PathBuf;
 
-use rustix::fs::{Access as Mode, AtFlags, accessat, fsync, renameat};
-
-use super::nothing;
 use super::summary::Summary;
 use super::target::Target;
+use super::{aside, nothing};
 use crate::cli::args::AbandonArgs;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::print;
-use crate::cli::run::state::home::{Access, Home, cannot};
-use crate::cli::run::state::{self, Verdict, file};
-use crate::error::Error;
+use crate::cli::run::state::home::{Access, Home};
+use crate::cli::run::state::{self, Verdict};
 use crate::units::format_size;
 
 /// Runs it.
@@ -55,7 +51,8 @@ fn lost(target: &Target, summary: &Summary) -> String {
     if let Some(Verdict::Absent(_) | Verdict::Unreadable(..)) = &target.verdict {
         return "what is lost cannot be told: the journal is not here or cannot be read\n".into();
     }
-    let mut text = format!("lost: {} of these images\n", format_size(summary.bytes()));
+    let bytes = format_size(summary.bytes());
+    let mut text = format!("lost: {bytes} of these images, less what is home already\n");
     text.push_str(&summary.device_table());
     text
 }
@@ -70,7 +67,6 @@ fn ask(target: &Target) -> Outcome<()> {
     Err(Failure::new("nothing was changed", target.place.display(), "type yes, or say --yes"))
 }
 
-/// Renames the journal to the first free `journal.abandoned.N`.
 fn move_aside(home: &Home) -> Outcome<String> {
     if home.is_partition() {
         return Ok(format!(
@@ -79,14 +75,5 @@ fn move_aside(home: &Home) -> Outcome<String> {
             home.path.display()
         ));
     }
-    let directory = home.fd();
-    let free = |number: &u32| {
-        let name = format!("{}.abandoned.{number}", file::NAME);
-        accessat(directory, name, Mode::EXISTS, AtFlags::empty()).is_err()
-    };
-    let number = (1..u32::MAX).find(free).unwrap_or(u32::MAX);
-    let name: PathBuf = format!("{}.abandoned.{number}", file::NAME).into();
-    let moved = renameat(directory, file::NAME, directory, &name).and_then(|()| fsync(directory));
-    moved.map_err(|errno| cannot("move", &home.journal_path(), &Error::os("rename", errno)))?;
-    Ok(format!("moved to {}\n", home.path.join(name).display()))
+    Ok(format!("moved to {}\n", aside::rename(home)?.display()))
 }

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::nothing;
 use super::summary::Summary;
 use super::target::Target;
+use super::{aside, nothing};
 use crate::cli::args::ReplayArgs;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::print;
@@ -66,6 +66,11 @@ pub fn run(args: &ReplayArgs) -> Outcome<()> {
     }
     let Some(verdict) = verdict else { return Ok(()) };
     let found = verdict.usable()?;
+    // What is given up is kept: of a corrupt journal, what lies behind the bad record.
+    if !args.skip.is_empty() || found.recovered.corruption().is_some() {
+        let copy = aside::copy(&found.home, &source)?;
+        print(&format!("the journal as it was: {}\n", copy.display()))?;
+    }
     let state = state::state(found, &source, true)?;
     let replayed =
         replay(*state, source, &args.skip).map_err(|error| Failure::of(&error, &place))?;
@@ -93,13 +98,8 @@ fn replay(state: State, source: Source, skip: &[PathBuf]) -> Result<Replayed> {
     let end = store.flush(None, &mut |_| true)?;
     store.stop()?;
     let refused = report.devices.iter().filter_map(|device| {
-        let why = match &device.fate {
-            Fate::Missing => "missing".to_owned(),
-            Fate::Replaced => "replaced".to_owned(),
-            Fate::Changed(why) => format!("changed: {why}"),
-            Fate::Resumed | Fate::Dropped | Fate::Skipped => return None,
-        };
-        Some((device.path.display().to_string(), why))
+        let left = matches!(device.fate, Fate::Missing | Fate::Replaced | Fate::Changed(_));
+        left.then(|| (device.path.display().to_string(), device.fate.to_string()))
     });
     let mut left: Vec<(String, String)> = refused.collect();
     let known = |path: &String| left.iter().any(|(other, _)| other == path);

@@ -40,7 +40,8 @@ pub struct DeviceSummary {
     pub inode: u64,
     /// Its records.
     pub records: u64,
-    /// Bytes that replay would write or zero, each counted once.
+    /// Bytes that replay would write or zero, each counted once. Some may be home already: the
+    /// journal learns that when its segments are freed.
     pub bytes: u64,
 }
 
@@ -311,7 +312,8 @@ impl Summary {
             Condition::Corrupt => writeln!(text, "corrupt"),
             Condition::Dirty => writeln!(
                 text,
-                "dirty: {} of {} images are only in the journal; the next mount writes them home",
+                "dirty: {} of {} images are in the journal (some of it may be home already); the \
+                 next mount writes it home",
                 format_size(self.bytes()),
                 self.devices.len()
             ),

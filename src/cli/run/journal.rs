@@ -19,7 +19,7 @@ use crate::clock;
 use crate::config::{CacheMode, Config};
 use crate::fs::{Fs, JournalParts};
 use crate::fuse::session::Serving;
-use crate::stats::FlushProgress;
+use crate::stats::{DeviceSnapshot, FlushProgress};
 use crate::store::recovery::{Fate, Report};
 use crate::units::format_size;
 
@@ -54,15 +54,12 @@ pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> 
             Ok((fs, Held { words, _lock: None }))
         }
         StateOutcome::Journal(state) => {
-            let parts = JournalParts {
-                recovered: state.recovered,
-                mark: state.mark,
-                read_only: state.read_only,
-            };
+            let read_only = state.read_only;
+            // For `set`: where it is, also if nobody typed it.
+            config.daemon.state.get_or_insert(state.dir);
+            let parts = JournalParts { recovered: state.recovered, mark: state.mark, read_only };
             let (fs, report) = Fs::open_host_with(source.root, config, parts).map_err(fails)?;
-            if report.corruption.is_some() {
-                config.mount.read_only = true;
-            }
+            config.mount.read_only |= read_only || report.corruption.is_some();
             let bytes = fs.store().snapshot(None).writeback.map_or(0, |stat| stat.journal_bytes);
             let own = if state.same_disk { ", on the images' own filesystem" } else { "" };
             let mut words = format!(", journal {} of {}{own}", state.place, format_size(bytes));
@@ -83,11 +80,7 @@ fn tell_report(report: &Report, place: &str) -> String {
     }
     let refused = |fate: &Fate| matches!(fate, Fate::Missing | Fate::Replaced | Fate::Changed(_));
     for device in of(refused) {
-        let why = match &device.fate {
-            Fate::Changed(why) => format!("changed behind the journal ({why})"),
-            Fate::Replaced => "replaced".to_owned(),
-            _ => "missing".to_owned(),
-        };
+        let why = device.fate.to_string();
         let (path, bytes) = (device.path.display(), format_size(device.dirty_bytes));
         words += &format!("; refused: {path}: {why}");
         log::error!(
@@ -96,7 +89,7 @@ fn tell_report(report: &Report, place: &str) -> String {
         );
     }
     if let Some(corruption) = report.corruption {
-        words += &format!("; the journal is corrupt at {}: read-only", corruption.at);
+        words += &format!("; the journal is corrupt at {}", corruption.at);
         log::error!(
             "the journal is corrupt at byte {} (record {}): read-only; accept the loss of what \
              follows: bcachefs-fuse journal replay {place}",
@@ -109,8 +102,9 @@ fn tell_report(report: &Report, place: &str) -> String {
 
 /// After the mount: writes home what is dirty, unless it is to be left. What is left, in words.
 pub fn flush_rest(fs: &Fs, serving: &Serving) -> Option<String> {
-    if !fs.store().is_dirty() || fs.leaves_rest() {
-        return left(fs, "");
+    let failed = fs.store().snapshot(None).writeback.and_then(|stat| stat.failed);
+    if !fs.store().is_dirty() || fs.leaves_rest() || failed.is_some() {
+        return left(fs, &failed.unwrap_or_default());
     }
     notify(&[NotifyState::Stopping, NotifyState::Status("flushing")]);
     let mut told = 0;
@@ -149,14 +143,30 @@ fn tell(progress: &FlushProgress) {
 }
 
 fn left(fs: &Fs, why: &str) -> Option<String> {
-    let stat = fs.store().snapshot(None).writeback?;
+    let snapshot = fs.store().snapshot(None);
+    let stat = snapshot.writeback?;
     if stat.dirty_devices == 0 {
         return None;
     }
     let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
     let bytes = format_size(stat.dirty_bytes);
     let images = stat.dirty_devices;
-    Some(format!("{bytes} of {images} images are left in the journal{why}; the next mount resumes"))
+    let mut words = format!("{bytes} of {images} images are left in the journal{why}");
+    let failed = |device: &&DeviceSnapshot| {
+        device.writeback.as_ref().is_some_and(|device| device.state == "failed")
+    };
+    let refused: Vec<&str> =
+        snapshot.devices.iter().filter(failed).map(|device| device.path.as_str()).collect();
+    if stat.failed.is_some() {
+        return Some(words);
+    }
+    if !refused.is_empty() {
+        words += &format!("; refused: {}", refused.join(", "));
+    }
+    if (refused.len() as u64) < images {
+        words += "; the next mount resumes";
+    }
+    Some(words)
 }
 
 /// Ends the filesystem; what is dirty stays in the journal.

@@ -238,8 +238,8 @@ pub fn judge(found: Found, source: &Source, owner: &Owner) -> Verdict {
 
 fn ways_out(source: &Source, owner: &Owner) -> String {
     format!(
-        "it was in {}: mount with --state of its place now, or give its data up: bcachefs-fuse \
-         journal abandon {}",
+        "it was in {}: name its place now (mount --state DIR, check DIR, journal replay DIR), or \
+         give its data up: bcachefs-fuse journal abandon {}",
         owner.state().display(),
         source.path.display()
     )
@@ -277,7 +277,7 @@ fn fresh(config: &Config, source: &Source, mountpoint: &Path) -> Result<Found, W
     if let Some(device) = home.journal()? {
         let recovered = read(&home, Arc::new(device))?;
         if !recovered.is_empty() || recovered.corruption().is_some() {
-            return Err(unowned(&home).into());
+            return Err(unowned(&home, source).into());
         }
         let superblock = recovered.superblock();
         let present = (superblock.segment_bytes, superblock.segment_count);
@@ -322,14 +322,26 @@ fn typed_home(path: &Path, source: &Source, mountpoint: &Path) -> Answer<Home> {
 }
 
 /// A journal with records that no mark of this source asks for.
-fn unowned(home: &Home) -> Refusal {
+fn unowned(home: &Home, source: &Source) -> Refusal {
     let path = home.path.display();
-    let whose = match home.note() {
-        Some(source) => format!("they are of {}: mount that, or ", source.display()),
+    let place = home.journal_path().display().to_string();
+    let give_up = format!("bcachefs-fuse journal abandon {path}");
+    let noted = home.note();
+    if noted.as_ref() == Some(&source.path) {
+        // Its own state directory, moved with the mark in it, or its mark was removed.
+        let what = "a journal with records that SOURCE does not name";
+        let hint = if home.is_of(source) {
+            format!("its owner mark is gone; move them away: {give_up}")
+        } else {
+            format!("move it back to where its owner mark belongs, {}, or: {give_up}", own(source))
+        };
+        return Refusal::new(what, place, hint);
+    }
+    let whose = match noted {
+        Some(noted) => format!("they are of {}: mount that, or ", noted.display()),
         None => String::new(),
     };
-    let hint = format!("{whose}move them away: bcachefs-fuse journal abandon {path}");
-    let place = home.journal_path().display().to_string();
+    let hint = format!("{whose}move them away: {give_up}");
     Refusal::new("a journal with records of another source", place, hint)
 }
 

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use super::model::{Acked, Barrier, Change, Model};
 use crate::config::{CacheMode, StoreConfig, WritebackConfig};
-use crate::device::fault::{FaultDevice, FaultLog, Random};
+use crate::device::fault::{Call, Fault, FaultDevice, FaultLog, Random};
 use crate::device::{BlockDevice, Image, Range};
 use crate::error::Result as Outcome;
 use crate::journal::{DeviceIdentity, Geometry, Journal, Recovered};
@@ -23,6 +25,8 @@ pub(super) struct Plan {
     pub(super) segment_bytes: u64,
     pub(super) switches: bool,
     pub(super) streams: bool,
+    /// Syncs of images fail now and then.
+    pub(super) faults: bool,
     pub(super) mutants: Mutants,
 }
 
@@ -34,6 +38,7 @@ impl Default for Plan {
             segment_bytes: 24 << 10,
             switches: false,
             streams: false,
+            faults: false,
             mutants: Mutants::default(),
         }
     }
@@ -244,6 +249,7 @@ impl Rig {
             10 | 11 => self.zero(random, image),
             12..=15 => self.fsync(image),
             16 if plan.switches => self.switch(random),
+            16 | 17 if plan.faults => self.fail_a_sync(random, image),
             17 | 18 if plan.streams => self.stream(random, image),
             _ => self.fsync(image),
         }
@@ -324,13 +330,33 @@ impl Rig {
 
     fn fsync(&mut self, image: usize) {
         let device = &self.devices[image];
-        device.sync(true).unwrap();
+        if device.sync(true).is_err() {
+            // Only a fault that was asked for does that; nobody was promised anything.
+            assert!(self.images[image].calls(Call::Sync) > 0);
+            return;
+        }
         let done = self.log.position();
         self.model.barriers.push(Barrier { seq: device.last_seq(), done });
         let of_image = self.model.acked.iter_mut().filter(|acked| acked.image == image);
         for acked in of_image.filter(|acked| acked.seq.is_none()) {
             acked.durable.get_or_insert(done);
         }
+    }
+
+    /// A sync of an image fails, most likely writeback's; then the backoff passes.
+    fn fail_a_sync(&mut self, random: &mut Random, image: usize) {
+        let fault = Fault::fail(Call::Sync, Errno::IO);
+        let fault = if random.one_in(2) { fault.dropping() } else { fault };
+        let before = self.images[image].calls(Call::Sync);
+        self.images[image].inject(fault);
+        for _ in 0..40 {
+            self.work(random, 1);
+            if self.images[image].calls(Call::Sync) > before {
+                std::thread::sleep(std::time::Duration::from_millis(101));
+                return;
+            }
+        }
+        self.images[image].heal();
     }
 
     fn switch(&mut self, random: &mut Random) {

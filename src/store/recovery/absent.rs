@@ -17,13 +17,21 @@ impl Absent {
     }
 
     fn refuse<T>(&self, op: &'static str) -> Result<T> {
-        Err(Error::new(Kind::Io, op, format!("{}: {}", self.path.display(), self.why)))
+        Err(Error::new(
+            Kind::Io,
+            op,
+            format!("{}: {}; the journal has data of it", self.path.display(), self.why),
+        ))
     }
 }
 
 impl BlockDevice for Absent {
     fn prepare(&self, _write: bool) -> Result<()> {
         self.refuse("open")
+    }
+
+    fn refused(&self) -> Option<&str> {
+        Some(&self.why)
     }
 
     fn read_at(&self, _buf: &mut [u8], _offset: u64) -> Result<usize> {

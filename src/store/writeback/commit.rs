@@ -51,6 +51,13 @@ impl Writeback {
         }
     }
 
+    /// Tests: a heartbeat now.
+    #[cfg(test)]
+    pub(in crate::store) fn beat_by_hand(&self) {
+        self.heartbeat_ms.store(0, SeqCst);
+        self.beat(clock::now_ms());
+    }
+
     /// Makes a heartbeat if the last one is old enough.
     fn beat(&self, now: u64) {
         let last = self.heartbeat_ms.load(SeqCst);

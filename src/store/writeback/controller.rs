@@ -219,8 +219,17 @@ impl Controller {
                         self.rate.spend(bytes);
                     }
                 }
-                Event::Wrote { device, ok } => self.state(device).health.wrote(now, ok),
-                Event::Synced { device, ok } => self.state(device).health.synced(now, ok),
+                // Nothing of a device that is gone: it would stay here for ever.
+                Event::Wrote { device, ok } => {
+                    if let Some(state) = self.devices.get_mut(&device) {
+                        state.health.wrote(now, ok);
+                    }
+                }
+                Event::Synced { device, ok } => {
+                    if let Some(state) = self.devices.get_mut(&device) {
+                        state.health.synced(now, ok);
+                    }
+                }
                 Event::Gone { device } => {
                     self.devices.remove(&device);
                 }

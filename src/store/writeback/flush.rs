@@ -81,6 +81,7 @@ impl Writeback {
             progress.depth = progress.depth.max(progress.in_flight);
             progress.elapsed_ms = clock::now_ms().saturating_sub(start);
             progress.stuck = self.stuck(&waiting);
+            progress.refused = waiting.iter().filter_map(refused).map(|(path, _)| path).collect();
             let done = waiting.len() <= progress.stuck.len();
             if !tell(&progress) || done {
                 break;
@@ -89,7 +90,7 @@ impl Writeback {
                 return Err(Error::new(Kind::Busy, "flush", "writeback has ended"));
             }
             if self.is_by_hand() {
-                self.run_by_hand(true, 0);
+                self.go_on();
                 continue;
             }
             let mut guard = self.progress.0.lock();
@@ -101,13 +102,18 @@ impl Writeback {
 
     fn stuck(&self, devices: &[Arc<Device>]) -> Vec<(String, String)> {
         let control = self.control.lock();
-        let is_stuck = |device: &&Arc<Device>| control.controller.is_stuck(device.cached.id);
-        let name = |device: &Arc<Device>| {
-            let why = control.controller.mode(device.cached.id).1;
-            (device.name(), why.to_owned())
+        let stuck = |device: &Arc<Device>| {
+            let id = device.cached.id;
+            let why = || (device.name(), control.controller.mode(id).1.to_owned());
+            refused(device).or_else(|| control.controller.is_stuck(id).then(why))
         };
-        devices.iter().filter(is_stuck).map(name).collect()
+        devices.iter().filter_map(stuck).collect()
     }
+}
+
+/// The path of a device whose file must not be touched, and why.
+fn refused(device: &Arc<Device>) -> Option<(String, String)> {
+    device.file.refused().map(|why| (device.name(), why.to_owned()))
 }
 
 /// Bytes still to go, and the devices they are of.

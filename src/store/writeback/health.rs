@@ -2,9 +2,9 @@
 //!
 //! States: well -> failing (100 ms, doubling to 60 s, between tries) -> degraded (16 failures in a
 //! row, 4 of syncs, writes that fail for 3 s, or an I/O that hangs while others are kept from the
-//! journal's tail) -> well on the first success. Writes and syncs are counted apart: a device whose page cache takes every write and
-//! whose every sync fails is not well. Failures of I/Os issued before the backoff began count, but
-//! do not lengthen it.
+//! journal's tail) -> well on the first success. Writes and syncs are counted apart: a device whose
+//! page cache takes every write and whose every sync fails is not well. Failures of I/Os issued
+//! before the backoff began count, but do not lengthen it.
 
 /// The first wait after a failure.
 const BACKOFF_FIRST_MS: u64 = 100;

@@ -371,8 +371,8 @@ impl Writeback {
 
     /// Until something in flight may have ended.
     pub(super) fn wait_a_little(&self) {
-        if let Executor::ByHand(_) = &self.executor {
-            return self.run_by_hand(true, 0);
+        if self.is_by_hand() {
+            return self.go_on();
         }
         let mut guard = self.progress.0.lock();
         self.progress.1.wait_for(&mut guard, Duration::from_millis(2));
@@ -394,21 +394,33 @@ impl Writeback {
 
     /// Tests: a step with everything flushing, or one task; both if there is no task.
     pub(super) fn run_by_hand(&self, step: bool, which: u64) {
-        let Executor::ByHand(queue) = &self.executor else { return };
+        let ran = self.run_task(which);
+        if step || !ran {
+            self.flushing_all.store(1, SeqCst);
+            self.step();
+        }
+    }
+
+    /// One of the tasks that wait, where there are no threads; whether there was one.
+    fn run_task(&self, which: u64) -> bool {
+        let Executor::ByHand(queue) = &self.executor else { return false };
         let task = {
             let mut queue = queue.lock();
             let len = queue.len() as u64;
             if len == 0 { None } else { queue.remove((which % len) as usize) }
         };
-        if step || task.is_none() {
-            self.flushing_all.store(1, SeqCst);
-            self.step();
-        }
         match task {
             Some(Task::Call(call)) => call(),
             Some(Task::Write(job)) => workers::write_now(job),
-            None => {}
+            None => return false,
         }
+        true
+    }
+
+    /// Without threads: a step as it is, and a task.
+    fn go_on(&self) {
+        self.step();
+        self.run_task(0);
     }
 
     /// The hook that makes names of the source durable.

@@ -74,7 +74,7 @@ impl Writeback {
                 return Ok(room);
             }
             self.check_writable()?;
-            self.wait_a_little();
+            self.run_by_hand(true, 0);
         }
     }
 

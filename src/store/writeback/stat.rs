@@ -74,7 +74,8 @@ impl Writeback {
         let load = device.dirty.lock().map.load();
         let control = self.control.lock();
         let (mode, why) = control.controller.mode(id);
-        let state = if self.journal.failure().is_some() {
+        let why = device.file.refused().map_or(why.to_owned(), str::to_owned);
+        let state = if self.journal.failure().is_some() || device.file.refused().is_some() {
             "failed"
         } else if control.controller.is_degraded(id) {
             "degraded"
@@ -87,7 +88,7 @@ impl Writeback {
         snapshot.writeback = Some(DeviceWriteback {
             state: state.to_owned(),
             mode: mode.name().to_owned(),
-            why: why.to_owned(),
+            why,
             dirty_bytes: load.live_bytes,
             dirty_extents: load.live,
             oldest_ms: if load.waiting > 0 { oldest_ms } else { 0 },

@@ -177,10 +177,18 @@ fn records_without_a_mark_are_never_made_anew() {
     write_and_die(*bench.journal(WB));
     fs::remove_file(bench.at("src/.bcachefs-fuse/owner")).unwrap();
     let line = bench.refused(WB);
-    let expected = "a journal with records of another source: T/src/.bcachefs-fuse/journal: they \
-                    are of T/src: mount that, or move them away: bcachefs-fuse journal abandon \
-                    T/src/.bcachefs-fuse";
+    let expected = "a journal with records that SOURCE does not name: \
+                    T/src/.bcachefs-fuse/journal: its owner mark is gone; move them away: \
+                    bcachefs-fuse journal abandon T/src/.bcachefs-fuse";
     assert_eq!(line, expected);
+    fs::rename(bench.at("src/.bcachefs-fuse"), bench.at("moved")).unwrap();
+    let line = bench.refused(&format!("{WB},state={}", bench.at("moved").display()));
+    let expected = "a journal with records that SOURCE does not name: T/moved/journal: move it \
+                    back to where its owner mark belongs, T/src/.bcachefs-fuse, or: bcachefs-fuse \
+                    journal abandon T/moved";
+    assert_eq!(line, expected);
+    fs::remove_dir_all(bench.at("src/.bcachefs-fuse")).unwrap();
+    fs::rename(bench.at("moved"), bench.at("src/.bcachefs-fuse")).unwrap();
     fs::write(bench.at("src/.bcachefs-fuse/journal"), vec![0; 8 << 20]).unwrap();
     let line = bench.refused(WB);
     assert!(

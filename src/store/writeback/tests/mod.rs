@@ -98,13 +98,8 @@ fn w4_one_dead_device_never_stops_the_others() {
         }
         for (index, fault) in faults {
             let device = &sim.devices[index];
-            // 16 failed syncs with the backoff between them take ten minutes: its writers wait.
-            if fault == Fault::NoSync {
-                assert!(sim.controller.is_stuck(device.id) && device.longest_wait > 10_000);
-            } else {
-                assert!(sim.controller.is_degraded(device.id), "seed {seed}: {fault:?}");
-                assert!(device.refused > 0, "seed {seed}: {fault:?} had no limit");
-            }
+            assert!(sim.controller.is_degraded(device.id), "seed {seed}: {fault:?}");
+            assert!(device.refused > 0, "seed {seed}: {fault:?} had no limit");
             assert!(device.share() <= 16 * MIB, "seed {seed}: {fault:?} {}", device.share());
         }
         assert!(sim.copied > 0, "seed {seed}: nothing was copied forward");
