@@ -125,8 +125,8 @@ impl Fs {
         let descriptors = raise_descriptor_limit();
         let tree = Arc::new(host_tree(root, config, descriptors)?);
         let resolver = tree.resolver().unwrap_or(&NoResolver);
-        // Each holds up to four; they may have a quarter of the limit (STORE 6), which is twice what
-        // the node table may keep.
+        // Each holds up to four; they may have a quarter of the limit (STORE 6), which is twice
+        // what the node table may keep.
         let dirty_max = (2 * descriptors / 4 / 4) as usize;
         let opening = Opening {
             mark: Some(journal.mark),
