@@ -154,11 +154,7 @@ impl Controller {
         let waiting = world.waiting_writers > 0;
         self.pressed = waiting || above(world, 70);
         self.filling = waiting || above(world, 50);
-        // Events of what is not listed any more say nothing.
-        for view in world.devices {
-            self.state(view.id);
-        }
-        self.note(events);
+        self.note(world, events);
         self.judge(world, tail);
         let mut actions = Vec::new();
         self.free_tail(world, tail, &mut actions);
@@ -214,7 +210,7 @@ impl Controller {
         }
     }
 
-    fn note(&mut self, events: &[Event]) {
+    fn note(&mut self, world: &World<'_>, events: &[Event]) {
         let now = self.now_ms;
         for event in events {
             match *event {
@@ -223,17 +219,12 @@ impl Controller {
                         self.rate.spend(bytes);
                     }
                 }
-                // Nothing of a device that is gone: it would stay here for ever.
-                Event::Wrote { device, ok } => {
-                    if let Some(state) = self.devices.get_mut(&device) {
-                        state.health.wrote(now, ok);
-                    }
-                }
-                Event::Synced { device, ok } => {
-                    if let Some(state) = self.devices.get_mut(&device) {
-                        state.health.synced(now, ok);
-                    }
-                }
+                // Of a device that is gone there is nothing to know: it would stay here for ever.
+                Event::Wrote { device, .. } | Event::Synced { device, .. }
+                    if !self.devices.contains_key(&device)
+                        && world.devices.iter().all(|view| view.id != device) => {}
+                Event::Wrote { device, ok } => self.state(device).health.wrote(now, ok),
+                Event::Synced { device, ok } => self.state(device).health.synced(now, ok),
                 Event::Gone { device } => {
                     self.devices.remove(&device);
                 }

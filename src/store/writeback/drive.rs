@@ -61,7 +61,9 @@ impl Writeback {
     pub(in crate::store) fn stop(&self) {
         self.stopping.store(true, SeqCst);
         self.bell.ring();
-        for thread in self.threads.lock().drain(..) {
+        // Taken out first: nothing is waited for with a lock held.
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
             // Their panics are theirs: the journal has everything.
             let _ = thread.join();
         }

@@ -56,7 +56,7 @@ impl Writeback {
             }
             control.group = 0;
         }
-        if self.has_threads() && !self.has_fresh_heartbeat() {
+        if !self.is_by_hand() && !self.has_fresh_heartbeat() {
             // The commit thread makes one within moments, and rings.
             return issued(0);
         }
@@ -285,10 +285,6 @@ impl Writeback {
             device.settle();
         }
         self.tell(Event::Synced { device: device.cached.id, ok });
-    }
-
-    pub(super) fn has_threads(&self) -> bool {
-        !self.threads.lock().is_empty()
     }
 }
 

@@ -13,8 +13,9 @@
 //!
 //! Locks of this struct, all leaves below a device's dirty lock, none held across I/O or waiting:
 //! `devices`, `writers`, `events`, `space`; `control` is held through a step and taken with no
-//! other lock held. `bell` and `progress` only wake. Invariant: a device is listed if and only if
-//! its map is not clean; listing is done under its dirty lock.
+//! other lock held. `bell` and `progress` only wake. Invariant: a device is listed if its map is
+//! not clean, and from just before its first record is appended; listing is done under its dirty
+//! lock.
 
 mod close;
 mod commit;
