@@ -125,8 +125,9 @@ fn a_dirty_source_is_resumed_whatever_was_typed() {
     let gone = bench.refused("");
     assert_eq!(
         gone,
-        "SOURCE is dirty and its journal is not here: T/src: it was in T/st: mount with --state \
-         of its place now, or give its data up: bcachefs-fuse journal abandon T/src"
+        "SOURCE is dirty and its journal is not here: T/src: it was in T/st: name its place now \
+         (mount --state DIR, check DIR, journal replay DIR), or give its data up: bcachefs-fuse \
+         journal abandon T/src"
     );
     let moved = format!("state={}", bench.at("moved").display());
     let state = bench.journal(&moved);
@@ -187,7 +188,6 @@ fn records_without_a_mark_are_never_made_anew() {
                     back to where its owner mark belongs, T/src/.bcachefs-fuse, or: bcachefs-fuse \
                     journal abandon T/moved";
     assert_eq!(line, expected);
-    fs::remove_dir_all(bench.at("src/.bcachefs-fuse")).unwrap();
     fs::rename(bench.at("moved"), bench.at("src/.bcachefs-fuse")).unwrap();
     fs::write(bench.at("src/.bcachefs-fuse/journal"), vec![0; 8 << 20]).unwrap();
     let line = bench.refused(WB);
