@@ -24,7 +24,7 @@ Examples:
   bcachefs-fuse mount /srv/images /mnt/images
   bcachefs-fuse mount /srv/images /srv/images        over itself: nobody writes behind the mount
   bcachefs-fuse mount --cache 1G --ro /srv/images /mnt/images
-  bcachefs-fuse mount --cache-mode writeback --state /nvme/bcfs /srv/images /mnt/images
+  bcachefs-fuse mount --state /nvme/bcfs /srv/images /mnt/images
   bcachefs-fuse mount -f -o cache=1G,cache_mode=writearound /srv/images /mnt/images
   mount -t fuse.bcachefs-fuse -o cache=1G /srv/images /mnt/images
 

@@ -17,8 +17,8 @@ use crate::control::live;
 use crate::journal::Geometry;
 use crate::units::format_size;
 
-/// The mode of a mount that did not say one.
-pub const DEFAULT_MODE: CacheMode = CacheMode::Writethrough;
+/// The mode of a mount that did not say one; writethrough where there can be no journal.
+pub const DEFAULT_MODE: CacheMode = CacheMode::Writeback;
 
 /// What defaults depend on.
 #[derive(Clone, Copy, Debug)]

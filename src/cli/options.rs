@@ -7,7 +7,6 @@ use std::ffi::OsStr;
 use std::time::Duration;
 
 use crate::cli::failure::{Failure, Outcome};
-use crate::cli::meaning::DEFAULT_MODE;
 use crate::units::{parse_duration, parse_size};
 
 /// What values an option takes.
@@ -146,7 +145,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     live(spec(
         "cache_mode",
         OptionKind::Word(MODES),
-        DEFAULT_MODE.name(),
+        "writeback where it can be, else writethrough",
         "What a write does: writeback (into the journal, and into the file later), writethrough \
          (into the file and the cache), writearound (into the file, cached copies are dropped), \
          none (nothing is cached)",
