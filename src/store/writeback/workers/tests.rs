@@ -13,12 +13,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::*;
-use crate::clock;
 use crate::config::DirectIo;
 use crate::device::fault::{Call, Fault, FaultLog, Random};
 use crate::device::{BlockDevice, FileDevice, Image, MemoryDevice, Range, RawTarget};
 use crate::error::{Error, Kind};
-use crate::sys::AlignedBuf;
 
 /// How long a test waits for what must happen soon.
 const SOON: Duration = Duration::from_secs(60);
