@@ -101,7 +101,7 @@ fn syncs(mount: &Mount) -> [u64; 3] {
 fn many(name: &str, act: impl Fn(&std::path::Path)) -> Option<Mount> {
     const FILES: u64 = 10_000;
     // Recovery keeps a descriptor for each file that the journal has records of.
-    let builder = builder(name)?.limit(Duration::from_secs(300)).descriptors(40_000);
+    let builder = builder(name)?.limit(Duration::from_secs(300));
     let mount = builder.journal_option("journal_size=256M").start()?;
     hold(&mount);
     fs::create_dir(mount.at("many")).unwrap();

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 
 use super::record::{NAMELESS, birth_of};
 use super::{HostTree, PATH_FLAGS, STATE_NAME, attr_of, identity_of, stat_fd};
+use crate::device::FileDevice;
 use crate::error::{Error, OpContext, Result};
 use crate::journal::DeviceIdentity;
 use crate::store::recovery::{Located, Resolver};
@@ -230,13 +231,33 @@ impl HostTree {
         ((there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)).then_some(below)
     }
 
+    /// A device that keeps nothing open until it is used: a journal may have records of more files
+    /// than there are descriptors.
+    fn device_by_handle(&self, stat: &Stat, handle: FileHandle) -> Option<Arc<FileDevice>> {
+        if self.read_only || !self.opens_by_handle || stat.st_nlink == 0 {
+            return None;
+        }
+        let mount = self.mounts.read().get(&stat.st_dev).cloned()?;
+        handle.open(&*mount, OFlags::PATH | OFlags::NOFOLLOW).ok()?;
+        let opener = move |flags: OFlags| {
+            let opened = handle.open(&*mount, flags);
+            opened.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        };
+        Some(Arc::new(FileDevice::new(Box::new(opener), self.direct_io)))
+    }
+
     fn locate(&self, fd: OwnedFd, path: PathBuf) -> Result<Located> {
         let stat = stat_fd(&fd)?;
         let handle = FileHandle::of(&fd).ok();
         let attr = attr_of(&stat, stat.st_ino);
+        let identity = identity_of(&stat, handle.as_ref());
+        let device = match handle.and_then(|handle| self.device_by_handle(&stat, handle)) {
+            Some(device) => device,
+            None => self.device(&Arc::new(fd)),
+        };
         Ok(Located {
-            identity: identity_of(&stat, handle.as_ref()),
-            device: self.device(&Arc::new(fd)),
+            identity,
+            device,
             path,
             stamp: Stamp { size: attr.size, mtime: attr.mtime, ctime: attr.ctime },
             nlink: attr.nlink,
