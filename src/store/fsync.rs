@@ -10,6 +10,37 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use super::device::Device;
 use crate::error::{Error, Kind, Result};
 
+/// Whether the writes of a device are each followed by an fsync: then a write starts the journal's
+/// write-out itself, so that the fsync finds it under way (STORE 1).
+#[derive(Default)]
+pub(super) struct Habit {
+    /// Changes since the last fsync.
+    changes: u32,
+    /// Times in a row that an fsync followed one change.
+    pairs: u32,
+}
+
+/// So many pairs of a write and an fsync make a habit.
+const HABIT: u32 = 2;
+
+impl Habit {
+    /// The device changed; true if an fsync is expected next.
+    pub(super) fn wrote(&mut self) -> bool {
+        self.changes = self.changes.saturating_add(1);
+        if self.changes > 1 {
+            self.pairs = 0;
+        }
+        self.pairs >= HABIT
+    }
+
+    pub(super) fn synced(&mut self) {
+        if self.changes == 1 {
+            self.pairs = self.pairs.saturating_add(1);
+        }
+        self.changes = 0;
+    }
+}
+
 /// One caller's turn to sync the file.
 struct SyncTurn<'a>(&'a Device);
 
@@ -98,5 +129,24 @@ impl Device {
             self.file.mark_dirty(is_dirty);
             self.told.store(is_dirty, SeqCst);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_fsync_is_expected_after_pairs_only() {
+        let mut habit = Habit::default();
+        for _ in 0..HABIT {
+            assert!(!habit.wrote());
+            habit.synced();
+        }
+        habit.synced();
+        assert!(habit.wrote());
+        assert!(!habit.wrote(), "two writes in a row end it");
+        habit.synced();
+        assert!(!habit.wrote());
     }
 }

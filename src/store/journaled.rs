@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::device::Device;
 use super::dirty::{Body, DirtyMap, Fresh};
+use super::fsync::Habit;
 use super::guard::DirtyGuard;
 use super::writeback::Writeback;
 use crate::cache::Verdict;
@@ -39,6 +40,8 @@ pub(super) struct Journaled {
     pub(super) grows: Option<(u64, u64)>,
     /// Changes outside the journal that are in flight: journaled ones wait for them.
     pub(super) directs: usize,
+    /// Whether its writes are synced one by one.
+    habit: Habit,
 }
 
 impl Journaled {
@@ -52,6 +55,7 @@ impl Journaled {
             ahead: None,
             grows: None,
             directs: 0,
+            habit: Habit::default(),
         }
     }
 
@@ -293,11 +297,13 @@ impl Device {
     }
 
     /// A change is in the map: the device is dirty, and writeback hears of it.
-    fn changed(&self, wb: &Writeback, dirty: DirtyGuard<'_>, pieces_before: usize) {
+    fn changed(&self, wb: &Writeback, mut dirty: DirtyGuard<'_>, pieces_before: usize) {
         self.note_touch();
         wb.pieces_changed(pieces_before, dirty.map.len());
         self.publish(wb, &dirty);
+        let sync_follows = dirty.habit.wrote();
         drop(dirty);
+        wb.journal.start_write_out(sync_follows);
         self.tell_file();
         wb.ring();
     }
@@ -436,7 +442,11 @@ impl Device {
 
     /// Everything acknowledged of this device is durable in the journal when this returns.
     pub(super) fn barrier(&self, wb: &Writeback) -> Result<()> {
-        let seq = self.dirty.lock().last_seq;
+        let seq = {
+            let mut dirty = self.dirty.lock();
+            dirty.habit.synced();
+            dirty.last_seq
+        };
         self.shared.cache.reset_write_streams(&self.cached);
         wb.journal.barrier_to(seq)
     }

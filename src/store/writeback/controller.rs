@@ -41,12 +41,12 @@ const SECTOR: u64 = 512;
 pub const WRITESIZE_IN_PASS: u64 = 5000 * SECTOR;
 const WRITESIZE_IN_PASS_IDLE: u64 = 30_000 * SECTOR;
 
-/// Home I/Os in flight, all devices.
+/// Home I/Os in flight that any device may have.
 pub const SLOTS: usize = 64;
 
-/// Slots that only devices with fewer than `RESERVE_EACH` I/Os get: whoever hangs with all that it
-/// could have, alone until then, leaves these to those that come later (W4).
-const RESERVE: usize = 8;
+/// Slots beside them that only devices with fewer than `RESERVE_EACH` I/Os get: whoever hangs with
+/// all that it could have, alone until then, leaves these to those that come later (W4).
+pub const RESERVE: usize = 8;
 const RESERVE_EACH: usize = 4;
 
 /// Without frontend I/O for so long a device is idle.
@@ -408,7 +408,7 @@ impl Controller {
             let id = turn.view.id;
             (!(pressed && holds(turn.view, tail)), id <= cursor, id)
         });
-        let mut free = SLOTS.saturating_sub(world.in_flight);
+        let mut free = (SLOTS + RESERVE).saturating_sub(world.in_flight);
         let mut budget = self.rate.balance();
         let lba = world.settings.order == WritebackOrder::Lba;
         loop {

@@ -30,7 +30,7 @@ fn w1_idle_device_drains_to_zero() {
         sim.run(random.below(4000));
         sim.devices[0].load = 0;
         let last = sim.devices[0].frontend_ms.unwrap();
-        let waves = sim.devices[0].dirty_extents().div_ceil(56) + 1;
+        let waves = sim.devices[0].dirty_extents().div_ceil(64) + 1;
         // Idle from a second after the last I/O; then bytes/rate, a sync, and at most a second.
         let rate = waves * (latency + TICK_MS) + sim.devices[0].sync_ms;
         let deadline = sim.now.max(last + 1000) + rate + 1000;
@@ -122,13 +122,13 @@ fn w4_who_hangs_with_all_slots_leaves_some_to_later_ones() {
     }
     sim.devices[0].fault = Fault::Hung;
     sim.run(3000);
-    assert_eq!(sim.devices[0].in_flight(), 56);
+    assert_eq!(sim.devices[0].in_flight(), 64);
     for device in 1..3 {
         (0..200).for_each(|place| assert!(sim.write(device, place)));
     }
     sim.run(5000);
     assert_eq!((sim.devices[1].live(), sim.devices[2].live()), (0, 0));
-    assert_eq!(sim.devices[0].in_flight(), 56);
+    assert_eq!(sim.devices[0].in_flight(), 64);
     // When all of them end, it goes on.
     sim.devices[0].fault = Fault::None;
     sim.run(5000);

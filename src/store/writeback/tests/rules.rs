@@ -12,6 +12,7 @@ use crate::units::DeviceId;
 
 const A: DeviceId = DeviceId(1);
 const B: DeviceId = DeviceId(2);
+const C: DeviceId = DeviceId(3);
 const JOURNAL: u64 = 160 * MIB;
 
 /// One snapshot after the other of two devices.
@@ -22,7 +23,7 @@ struct Desk {
     waiting: usize,
     settings: Settings,
     tail: Option<Tail>,
-    views: [DeviceView; 2],
+    views: [DeviceView; 3],
 }
 
 fn desk() -> Desk {
@@ -34,7 +35,7 @@ fn desk() -> Desk {
         waiting: 0,
         settings: Settings { percent: 10, delay_ms: 1000, running: true, order },
         tail: Some(Tail { first_seq: 1, last_seq: 100, is_head: false }),
-        views: [A, B].map(|id| DeviceView { id, ..DeviceView::default() }),
+        views: [A, B, C].map(|id| DeviceView { id, ..DeviceView::default() }),
     }
 }
 
@@ -92,7 +93,7 @@ fn passes_have_the_sizes_of_bcache() {
         pick: Pick::Any,
         lba: false,
     };
-    assert_eq!(desk.step(&[]), [pass(30), pass(26)]);
+    assert_eq!(desk.step(&[]), [pass(30), pass(30), pass(4)]);
     assert_eq!(desk.controller.mode(A), (Mode::Idle, "no frontend I/O for 1 s"));
     // Busy: nothing before the delay is over and the rate has a balance, then one small pass.
     desk.views[0].frontend_ms = Some(desk.now);
@@ -107,7 +108,7 @@ fn passes_have_the_sizes_of_bcache() {
     // The same device 1 s later is idle again; the baseline keeps to small passes.
     desk.settings.order = WritebackOrder::Lba;
     let actions = desk.later(1000, &[]);
-    assert_eq!(passes(&actions).len(), 12, "{actions:?}");
+    assert_eq!(passes(&actions).len(), 13, "{actions:?}");
     for action in actions {
         assert!(matches!(action, Action::Pass { extents: 1..=5, bytes: 2_560_000, lba: true, .. }));
     }
@@ -142,7 +143,7 @@ fn overdue_extents_go_whatever_the_rate() {
     assert_eq!(desk.step(&[]), []);
     assert_eq!(desk.later(29_999, &[]), []);
     let actions = desk.later(1, &[Event::Issued { device: A, bytes: 100 * MIB }]);
-    assert_eq!(passes(&actions).len(), 12);
+    assert_eq!(passes(&actions).len(), 13);
     let Some(Action::Pass { pick, .. }) = actions.first() else { panic!("{actions:?}") };
     assert_eq!(*pick, Pick::DirtySince(since));
 }
@@ -157,13 +158,13 @@ fn a_stopped_writeback_runs_above_70_percent() {
     desk.used = JOURNAL / 10 * 7;
     assert_eq!(passes(&desk.step(&[])), []);
     desk.used += 1;
-    assert_eq!(passes(&desk.step(&[])), [(A, 56)]);
+    assert_eq!(passes(&desk.step(&[])), [(A, 64)]);
     assert_eq!(desk.controller.mode(A), (Mode::Max, "journal above 70 %"));
     desk.used = 10 * MIB;
     assert_eq!(desk.step(&[]), []);
     // A flush and a writer that waits (for the dirty index) overrule it too.
     desk.views[0].flushing = true;
-    assert_eq!(passes(&desk.step(&[])), [(A, 56)]);
+    assert_eq!(passes(&desk.step(&[])), [(A, 64)]);
     desk.views[0].flushing = false;
     desk.waiting = 1;
     assert_eq!(passes(&desk.step(&[]))[0].0, A);
@@ -180,7 +181,7 @@ fn the_tails_extents_go_first_when_room_is_short() {
         panic!("{actions:?}");
     };
     assert_eq!(*pick, Pick::TailFirst(100));
-    assert_eq!(passes(&actions)[1], (A, 24));
+    assert_eq!(passes(&actions)[1], (A, 32));
     desk.used = JOURNAL / 100 * 65;
     assert!(desk.step(&[]).iter().all(|a| matches!(a, Action::Pass { pick: Pick::Any, .. })));
 }
@@ -190,6 +191,7 @@ fn the_next_one_is_served_when_slots_are_scarce() {
     let mut desk = desk();
     desk.dirty(0, 1000).in_flight = 30;
     desk.dirty(1, 1000).in_flight = 25;
+    desk.views[2].in_flight = 8;
     let first = passes(&desk.step(&[]));
     let second = passes(&desk.step(&[]));
     assert_eq!((first.len(), second.len()), (1, 1));
@@ -271,7 +273,10 @@ fn a_device_on_trial_gets_one_small_pass() {
     desk.views[0].in_flight = 5;
     assert_eq!(desk.step(&[]), []);
     desk.views[0].in_flight = 0;
-    assert_eq!(passes(&desk.step(&[Event::Wrote { device: A, ok: true }])), [(A, 30), (A, 26)]);
+    assert_eq!(
+        passes(&desk.step(&[Event::Wrote { device: A, ok: true }])),
+        [(A, 30), (A, 30), (A, 4)]
+    );
     assert_eq!(desk.controller.errors(A), 1);
     desk.step(&[Event::Gone { device: A }]);
     assert_eq!(desk.controller.errors(A), 0);

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::super::controller::{Controller, SLOTS};
+use super::super::controller::{Controller, RESERVE, SLOTS};
 use super::super::view::*;
 use crate::config::WritebackOrder;
 use crate::journal::Tail;
@@ -419,7 +419,7 @@ impl Sim {
         self.log.extend(actions);
         let in_flight = self.devices.iter().map(SimDevice::in_flight).sum();
         self.most_in_flight = self.most_in_flight.max(in_flight);
-        assert!(in_flight <= SLOTS, "{in_flight} in flight");
+        assert!(in_flight <= SLOTS + RESERVE, "{in_flight} in flight");
         again
     }
 

@@ -21,6 +21,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
+use super::super::controller::{RESERVE, SLOTS};
 use super::job::{Filled, Job};
 use super::pool::{Pool, QUEUE, STACK_BYTES, join};
 use super::{after_stop, write_now};
@@ -31,8 +32,8 @@ use crate::sys::uring::{Completion, Ring, RingWrite, Waker};
 /// Two, so that one may read the journal while the other reaps.
 const THREADS: usize = 2;
 
-/// Writes in flight of each.
-const DEPTH: u32 = 32;
+/// Writes in flight of each: both together take all slots of the controller.
+const DEPTH: u32 = ((SLOTS + RESERVE) / THREADS) as u32;
 
 /// Times that a write which got nowhere goes to the ring again before it goes to a plain thread.
 const RETRIES: u8 = 3;
