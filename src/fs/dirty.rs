@@ -90,9 +90,12 @@ impl Fs {
             return;
         }
         let Ok(entry) = self.tree.lookup(parent, name) else { return };
+        // A clean or closed one counts: its records may still be in the journal.
         if entry.attr.nlink == 1
-            && let Some(device) = self.dirty_device(entry.id)
-            && let Err(error) = device.note_unlink(&self.tree.path(entry.id))
+            && entry.attr.mode & S_IFMT == S_IFREG
+            && let Ok(identity) = self.tree.identity(entry.id)
+            && self.store.knows(&identity)
+            && let Err(error) = self.store.note_unlink(&identity, &self.tree.path(entry.id))
         {
             log::warn!("journal: no note of an unlink: {error}");
         }

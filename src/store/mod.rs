@@ -71,6 +71,20 @@ pub struct BlockStore {
     next_id: AtomicU32,
 }
 
+/// Ends its threads and lets go of its devices, which know it, too. What is dirty stays in the
+/// journal, as after a crash; `stop` is the orderly end.
+impl Drop for BlockStore {
+    fn drop(&mut self) {
+        if let Some(writeback) = self.shared.writeback() {
+            writeback.stop();
+            writeback.let_go();
+        }
+        let registry = std::mem::replace(&mut *self.shared.registry.lock(), Registry::new());
+        // The descriptors are closed without the lock.
+        drop(registry);
+    }
+}
+
 /// What an open found.
 pub struct OpenedDevice {
     /// The device, shared by all handles of the file.

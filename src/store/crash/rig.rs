@@ -324,7 +324,9 @@ impl Rig {
 
     fn zero(&mut self, random: &mut Random, image: usize) {
         let (offset, len) = (random.below(IMAGE_BYTES), 1 + random.below(9000));
-        let change = Change::Zero { offset: offset as usize, len: len as usize };
+        // Past the end it changes nothing, also if what made the end is lost later.
+        let inside = len.min(self.devices[image].size().saturating_sub(offset));
+        let change = Change::Zero { offset: offset as usize, len: inside as usize };
         let what = if random.one_in(2) { Range::Punch } else { Range::ZeroKeep };
         self.change(image, change, |device| device.change_range(what, offset, len).unwrap());
     }

@@ -76,6 +76,16 @@ impl Writeback {
         }
     }
 
+    /// Forgets every device, once the threads have ended.
+    pub(in crate::store) fn let_go(&self) {
+        if let Executor::ByHand(tasks) = &self.executor {
+            tasks.lock().clear();
+        }
+        let devices = std::mem::take(&mut *self.devices.lock());
+        let writers = std::mem::take(&mut *self.writers.lock());
+        drop((devices, writers));
+    }
+
     fn drive(&self) {
         while !self.stopping.load(SeqCst) {
             self.bell.wait(TICK);
