@@ -68,9 +68,11 @@ fn campaign(plan: &Plan, seeds: std::ops::Range<u64>, at_most: usize) -> Result<
     Ok(tried)
 }
 
+/// `CRASH_SEEDS=N` is the first N, `CRASH_SEEDS=A..B` those from A to below B.
 fn seeds(least: u64) -> std::ops::Range<u64> {
-    let more = std::env::var("CRASH_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..more.unwrap_or(least)
+    let text = std::env::var("CRASH_SEEDS").unwrap_or_default();
+    let (first, end) = text.split_once("..").unwrap_or(("0", &text));
+    first.parse().unwrap_or(0)..end.parse().unwrap_or(least)
 }
 
 #[test]

@@ -65,9 +65,10 @@ impl HomeSize {
         self.lost
     }
 
-    /// A sync begins; `quiet`: no change is in flight.
+    /// A sync begins; `quiet`: no change is in flight. What an earlier one lost, it does not bring
+    /// back.
     pub(super) fn begin_sync(&mut self, quiet: bool) {
-        self.syncing = if quiet { (self.now, self.now) } else { self.range };
+        self.syncing = if quiet && !self.lost { (self.now, self.now) } else { self.range };
     }
 
     pub(super) fn end_sync(&mut self, ok: bool) {
@@ -76,5 +77,29 @@ impl HomeSize {
         } else {
             self.lost |= self.range.0 != self.range.1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn j12_a_size_that_a_failed_sync_may_have_lost_is_explained_until_it_was_set_again() {
+        let mut home = HomeSize::new(100);
+        home.begin_sync(true);
+        home.end_sync(true);
+        home.set(50);
+        home.begin_sync(true);
+        home.end_sync(false);
+        // One that covers something else.
+        home.begin_sync(true);
+        home.end_sync(true);
+        assert_eq!((home.range(), home.is_lost()), ((50, 100), true));
+        home.set(50);
+        home.rely(true);
+        home.begin_sync(true);
+        home.end_sync(true);
+        assert_eq!(home.range(), (50, 50));
     }
 }
