@@ -67,7 +67,8 @@ impl Kind {
     /// Takes from `can` what this one is known not to do as a plain directory does.
     pub fn limit(self, can: &mut Can) {
         if self == Kind::Overlayfs {
-            (can.marks, can.directory_links) = (false, false);
+            // A file whose bytes are copied up after its name gets a new time.
+            (can.marks, can.directory_links, can.times) = (false, false, false);
         }
     }
 

@@ -37,6 +37,8 @@ pub struct Can {
     pub marks: bool,
     /// Inode numbers stay the same as long as the file lives.
     pub inodes: bool,
+    /// What is not changed keeps its modification time.
+    pub times: bool,
     /// A directory has two links and one for each directory in it.
     pub directory_links: bool,
 }
@@ -69,6 +71,7 @@ impl Can {
             exchange: swap.is_ok(),
             marks: true,
             inodes: true,
+            times: true,
             directory_links: links == 3,
         })
     }

@@ -289,7 +289,7 @@ impl Entry {
                 let near = (self.mtime.0 - there.mtime.0).abs() <= NEAR;
                 if given == Some(&self.mtime) {
                     note("mtime (given explicitly)", &self.mtime, &there.mtime);
-                } else if !near || given == Some(&there.mtime) {
+                } else if !explicit.is_empty() && (!near || given == Some(&there.mtime)) {
                     note("mtime (of the last change)", &self.mtime, &there.mtime);
                 }
             }
@@ -299,7 +299,9 @@ impl Entry {
     }
 }
 
-struct Octal(u32);
+/// Bits that are printed in octal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Octal(pub u32);
 
 impl Debug for Octal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -57,7 +57,7 @@ impl Twins {
             twin: twin.to_owned(),
             hands: None,
             chooser: Chooser::new(seed, can),
-            explicit: State::read(twin)?.times(),
+            explicit: if can.times { State::read(twin)?.times() } else { HashMap::new() },
             numbers: HashMap::new(),
             made: Vec::new(),
         };
@@ -113,6 +113,7 @@ impl Twins {
     fn remember_times(&mut self, op: &Op, answer: &Answer) {
         if let (Op::Times { path, modification: Some(_), .. }, Ok(_)) = (op, answer)
             && let Ok(entry) = look(&self.twin, path)
+            && self.can.times
         {
             self.explicit.insert(entry.ino, entry.mtime);
         }

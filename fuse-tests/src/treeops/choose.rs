@@ -2,6 +2,7 @@
 //! that must be refused, and often something about the path that was just removed or opened.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FileType, RenameFlags, XattrFlags};
@@ -9,6 +10,7 @@ use rustix::fs::{FallocateFlags, FileType, RenameFlags, XattrFlags};
 use super::{HELD, Op, allocate_mode};
 use crate::storm::Random;
 use crate::treegen::{self, Can, pick};
+use crate::treestate::Octal;
 use crate::users::{ALICE, BOB};
 
 /// A file stays below this many bytes.
@@ -205,7 +207,7 @@ impl Chooser {
         match self.random.below(12) {
             0..7 => Op::HeldWrite { slot, offset, len, seed },
             7 | 8 => Op::HeldTruncate { slot, len: offset },
-            9 => Op::HeldMode { slot, mode: self.can.mode(&mut self.random, false) },
+            9 => Op::HeldMode { slot, mode: Octal(self.can.mode(&mut self.random, false)) },
             _ => Op::Release { slot },
         }
     }
@@ -215,20 +217,20 @@ impl Chooser {
         let random = &mut self.random;
         match random.below(100) {
             0..30 => {
-                let mode = self.can.mode(random, false);
+                let mode = Octal(self.can.mode(random, false));
                 Op::Create { path, mode, exclusive: random.below(2) == 0 }
             }
-            30..55 => Op::Mkdir { path, mode: self.can.mode(random, true) & 0o1777 },
+            30..55 => Op::Mkdir { path, mode: Octal(self.can.mode(random, true) & 0o1777) },
             55..67 => {
                 let near = treegen::name(random, &self.can);
                 Op::Symlink { path, target: treegen::target(random, &near) }
             }
             67..75 => {
-                let mode = self.can.mode(random, false);
+                let mode = Octal(self.can.mode(random, false));
                 let devices = self.can.root && random.below(2) == 0;
                 let kind = if devices { FileType::CharacterDevice } else { FileType::Fifo };
                 let device = if devices { treegen::device(random, &self.can) } else { 0 };
-                Op::Mknod { path, kind: kind.as_raw_mode(), mode, device }
+                Op::Mknod { path, kind: Octal(kind.as_raw_mode()), mode, device }
             }
             75..90 => Op::Link { path: self.file(seen), to: path },
             90..94 => Op::Link { path: self.any(seen), to: path },
@@ -274,8 +276,10 @@ impl Chooser {
         let random = &mut self.random;
         match random.below(100) {
             // The other users of the test must come in.
-            0..25 if root => Op::Chmod { path, mode: *pick(random, &[0o755, 0o1777, 0o2777]) },
-            0..25 => Op::Chmod { path, mode: self.can.mode(random, directory) },
+            0..25 if root => {
+                Op::Chmod { path, mode: Octal(*pick(random, &[0o755, 0o1777, 0o2777])) }
+            }
+            0..25 => Op::Chmod { path, mode: Octal(self.can.mode(random, directory)) },
             25..45 => {
                 let ids = [None, Some(0), Some(ALICE), Some(BOB)];
                 Op::Chown { path, uid: *pick(random, &ids), gid: *pick(random, &ids) }
@@ -294,7 +298,12 @@ impl Chooser {
                 if random.below(4) == 0 {
                     return Op::RemoveXattr { path, name };
                 }
-                Op::SetXattr { path, name, value: treegen::acl(random), flags: 0 }
+                Op::SetXattr {
+                    path,
+                    name,
+                    value: OsString::from_vec(treegen::acl(random)),
+                    flags: 0,
+                }
             }
             72..80 => Op::RemoveXattr { path, name: treegen::attribute(random, &self.can) },
             _ => {
@@ -303,7 +312,8 @@ impl Chooser {
                     1 => XattrFlags::REPLACE,
                     _ => XattrFlags::empty(),
                 };
-                let (name, value) = (treegen::attribute(random, &self.can), treegen::value(random));
+                let name = treegen::attribute(random, &self.can);
+                let value = OsString::from_vec(treegen::value(random));
                 Op::SetXattr { path, name, value, flags: flags.bits() }
             }
         }

@@ -106,7 +106,7 @@ impl Hands {
             Op::Create { path, mode, exclusive } => {
                 let new = OFlags::RDWR | OFlags::CREATE;
                 let flags = if *exclusive { new | OFlags::EXCL } else { new };
-                self.open(path, flags, *mode)?;
+                self.open(path, flags, mode.0)?;
                 NOTHING
             }
             Op::Write { path, offset, len, seed } => {
@@ -172,7 +172,7 @@ impl Hands {
             }
             Op::HeldMode { slot, mode } => {
                 if let Some(file) = held(self, *slot)? {
-                    rustix::fs::fchmod(file, Mode::from_raw_mode(*mode))?;
+                    rustix::fs::fchmod(file, Mode::from_raw_mode(mode.0))?;
                 }
                 *slot
             }

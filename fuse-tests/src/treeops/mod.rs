@@ -7,7 +7,7 @@
 pub mod choose;
 mod data;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::treestate;
+use crate::treestate::{self, Octal};
 
 /// Files that are held open at once.
 pub const HELD: usize = 3;
@@ -29,7 +29,7 @@ pub const HELD: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Op {
-    Create { path: PathBuf, mode: u32, exclusive: bool },
+    Create { path: PathBuf, mode: Octal, exclusive: bool },
     Write { path: PathBuf, offset: u64, len: usize, seed: u64 },
     Append { path: PathBuf, len: usize, seed: u64 },
     OpenTruncate { path: PathBuf },
@@ -45,18 +45,18 @@ pub enum Op {
     Unlink { path: PathBuf },
     Rmdir { path: PathBuf },
     RemoveTree { path: PathBuf },
-    Mkdir { path: PathBuf, mode: u32 },
-    Symlink { path: PathBuf, target: std::ffi::OsString },
-    Mknod { path: PathBuf, kind: u32, mode: u32, device: u64 },
-    Chmod { path: PathBuf, mode: u32 },
+    Mkdir { path: PathBuf, mode: Octal },
+    Symlink { path: PathBuf, target: OsString },
+    Mknod { path: PathBuf, kind: Octal, mode: Octal, device: u64 },
+    Chmod { path: PathBuf, mode: Octal },
     Chown { path: PathBuf, uid: Option<u32>, gid: Option<u32> },
     Times { path: PathBuf, access: Option<(i64, i64)>, modification: Option<(i64, i64)> },
-    SetXattr { path: PathBuf, name: String, value: Vec<u8>, flags: u32 },
+    SetXattr { path: PathBuf, name: String, value: OsString, flags: u32 },
     RemoveXattr { path: PathBuf, name: String },
     Hold { path: PathBuf, slot: usize },
     HeldWrite { slot: usize, offset: u64, len: usize, seed: u64 },
     HeldTruncate { slot: usize, len: u64 },
-    HeldMode { slot: usize, mode: u32 },
+    HeldMode { slot: usize, mode: Octal },
     Release { slot: usize },
 }
 
@@ -217,7 +217,7 @@ impl Hands {
             }
             Op::Mkdir { path, mode } => {
                 let (at, name) = self.at(path)?;
-                rustix::fs::mkdirat(at, name, Mode::from_raw_mode(*mode))?;
+                rustix::fs::mkdirat(at, name, Mode::from_raw_mode(mode.0))?;
             }
             Op::Symlink { path, target } => {
                 let (at, name) = self.at(path)?;
@@ -225,8 +225,8 @@ impl Hands {
             }
             Op::Mknod { path, kind, mode, device } => {
                 let (at, name) = self.at(path)?;
-                let kind = FileType::from_raw_mode(*kind);
-                rustix::fs::mknodat(at, name, kind, Mode::from_raw_mode(*mode), *device)?;
+                let kind = FileType::from_raw_mode(kind.0);
+                rustix::fs::mknodat(at, name, kind, Mode::from_raw_mode(mode.0), *device)?;
             }
             _ => unreachable!("{op:?} is no operation on names"),
         }
@@ -245,7 +245,7 @@ impl Hands {
                 if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
                     return Err(Errno::LOOP);
                 }
-                rustix::fs::chmod(proc_path(node.as_fd(), None), Mode::from_raw_mode(*mode))?;
+                rustix::fs::chmod(proc_path(node.as_fd(), None), Mode::from_raw_mode(mode.0))?;
             }
             Op::Chown { uid, gid, .. } => {
                 let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
@@ -263,7 +263,7 @@ impl Hands {
             Op::SetXattr { name: attribute, value, flags, .. } => {
                 let flags = XattrFlags::from_bits_retain(*flags);
                 let path = proc_path(at.as_fd(), Some(name));
-                rustix::fs::lsetxattr(path, attribute.as_str(), value, flags)?;
+                rustix::fs::lsetxattr(path, attribute.as_str(), value.as_bytes(), flags)?;
             }
             Op::RemoveXattr { name: attribute, .. } => {
                 let path = proc_path(at.as_fd(), Some(name));
