@@ -46,6 +46,8 @@ pub struct Twins {
     /// Inode numbers of the subject, by file handle of the twin.
     numbers: HashMap<Vec<u8>, u64>,
     made: Vec<Made>,
+    /// Operations that were not refused.
+    worked: usize,
 }
 
 impl Twins {
@@ -60,6 +62,7 @@ impl Twins {
             explicit: if can.times { State::read(twin)?.times() } else { HashMap::new() },
             numbers: HashMap::new(),
             made: Vec::new(),
+            worked: 0,
         };
         twins.compare()?;
         twins.take_up()?;
@@ -84,6 +87,11 @@ impl Twins {
         self.chooser.below(below)
     }
 
+    /// How many operations were not refused so far.
+    pub fn worked(&self) -> usize {
+        self.worked
+    }
+
     fn note(&mut self, what: String, paths: Vec<PathBuf>) {
         let step = self.made.iter().filter(|made| !made.what.starts_with("--")).count();
         self.made.push(Made { step, what, paths });
@@ -105,6 +113,7 @@ impl Twins {
             let said = format!("answered {}, not {}", Short(&there), Short(&wanted));
             return Err(self.failure(&paths, &said));
         }
+        self.worked += usize::from(wanted.is_ok());
         self.remember_times(&op, &wanted);
         self.compare_paths(&paths)?;
         self.compare_held()

@@ -134,8 +134,10 @@ impl Chooser {
             return self.under_the_feet(path, seen);
         }
         let full = seen.len() > ENTRIES && self.random.below(2) == 0;
+        let bare = seen.len() < 8 && self.random.below(2) == 0;
         let op = match self.random.below(100) {
             _ if full => self.remove(seen),
+            _ if bare => self.make(seen),
             0..30 => self.bytes(seen),
             30..42 => self.held(seen, held),
             42..60 => self.make(seen),
