@@ -87,7 +87,9 @@ impl Can {
         match (self.root, directory) {
             (true, _) => mode,
             (false, true) => mode | 0o700,
-            (false, false) => mode | 0o600,
+            // A user's daemon writes with a user's rights, and a mount without default_permissions
+            // has the kernel forget the sticky bit: special bits of files are for root.
+            (false, false) => mode & 0o777 | 0o600,
         }
     }
 }
