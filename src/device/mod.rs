@@ -3,9 +3,11 @@
 pub mod fault;
 pub mod file;
 pub mod memory;
+pub mod overlay;
 
 pub use file::FileDevice;
 pub use memory::{Image, MemoryDevice};
+pub use overlay::OverlayDevice;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -65,6 +67,12 @@ pub trait BlockDevice: Send + Sync {
     /// Makes written bytes durable; with `data_only` attributes that no read needs may be left. An
     /// error is reported once and counts for whatever was written since the last good sync.
     fn sync(&self, data_only: bool) -> Result<()>;
+
+    /// Changes made by write_at, set_size and change_range survive kill -9 from now on; asked after
+    /// each change that goes around the journal.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// The next data (`hole` false) or hole at or after `offset`; ENXIO past the end.
     fn seek(&self, offset: u64, hole: bool) -> Result<u64>;

@@ -345,7 +345,8 @@ impl Device {
                 self.shared.cache.invalidate(&self.cached, Extent { offset, len });
             }
         }
-        Ok(())
+        // Last: where it fails the change is made all the same, and size and cache know it.
+        self.file.settle()
     }
 
     pub(super) fn grow(&self, end: u64) -> u64 {
@@ -378,7 +379,7 @@ impl Device {
         result?;
         self.note_size(bytes);
         self.shared.cache.set_size(&self.cached, bytes);
-        Ok(())
+        self.file.settle()
     }
 
     /// Allocates, punches or zeroes a range.
@@ -401,7 +402,7 @@ impl Device {
         if matches!(what, Range::AllocateGrow | Range::ZeroGrow) {
             self.grow(offset + len);
         }
-        Ok(())
+        self.file.settle()
     }
 
     /// The next data or hole.

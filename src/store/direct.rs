@@ -129,7 +129,7 @@ impl Device {
         drop(direct);
         self.tell_file();
         wb.ring();
-        result.map(|()| true)
+        result.and_then(|()| self.file.settle()).map(|()| true)
     }
 
     /// Voids what replay would write over a stream, for some way ahead; the sequence that must be
