@@ -23,6 +23,7 @@ const REQUEST: usize = 64 << 10;
 fn config(source: &Path, mountpoint: &Path) -> Config {
     let mount = MountConfig {
         source: source.to_path_buf(),
+        upper: None,
         mountpoint: mountpoint.to_path_buf(),
         read_only: false,
         allow_other: false,
@@ -65,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let config = config(&source, &mountpoint);
     let root = open(&source, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let fs = Fs::open_host(root, &config)?;
+    let fs = Fs::without_journal(bcachefs_fuse::fs::host_tree(root, &config)?, &config);
     fs.start()?;
     let adapter = Adapter::new(fs.clone(), &config.mount);
     let serving = serve(adapter, &config.mount, 0o040_755, |_| {})?;

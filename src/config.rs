@@ -187,6 +187,8 @@ impl Default for StoreConfig {
 pub struct MountConfig {
     /// The directory whose files are shown.
     pub source: PathBuf,
+    /// The directory that keeps every change of an overlay; SOURCE is then never touched.
+    pub upper: Option<PathBuf>,
     /// Where they are shown.
     pub mountpoint: PathBuf,
     /// Nothing may be changed.

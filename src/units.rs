@@ -44,7 +44,18 @@ impl Extent {
 }
 
 /// Seconds since the epoch (negative before 1970) and nanoseconds 0..999,999,999.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct Timestamp {
     /// Seconds.
     pub sec: i64,

@@ -36,6 +36,7 @@ pub struct Builder {
     descriptors: Option<u64>,
     prepare: Option<fn(&Path)>,
     panics: bool,
+    upper: bool,
 }
 
 impl Builder {
@@ -93,6 +94,13 @@ impl Builder {
         self
     }
 
+    /// An overlay: the changes go into `upper` beside the source, in writeback mode.
+    pub fn upper(mut self) -> Builder {
+        self.upper = true;
+        self.plain_mode = true;
+        self
+    }
+
     /// Handlers are made to panic: that alone is no failure of the test.
     pub fn expect_panics(mut self) -> Builder {
         self.panics = true;
@@ -127,7 +135,11 @@ impl Builder {
         if let Some(prepare) = self.prepare {
             prepare(&source);
         }
-        let path = self.mountpoint.clone().unwrap_or_else(|| scratch.path().join("mnt"));
+        let mut builder = self;
+        if builder.upper {
+            builder.options.push(format!("upper={}", scratch.path().join("upper").display()));
+        }
+        let path = builder.mountpoint.clone().unwrap_or_else(|| scratch.path().join("mnt"));
         let _ = fs::create_dir(&path);
         let log = scratch.path().join("daemon.log");
         let mut mount = Mount {
@@ -136,7 +148,7 @@ impl Builder {
             log,
             child: None,
             line: None,
-            builder: self,
+            builder,
             _prepared: prepared,
             _scratch: scratch,
             _watchdog: watchdog,
@@ -177,6 +189,7 @@ impl Mount {
             descriptors: None,
             prepare: None,
             panics: false,
+            upper: false,
         }
     }
 
@@ -198,6 +211,11 @@ impl Mount {
     /// A path on the source.
     pub fn source_at(&self, below: impl AsRef<Path>) -> PathBuf {
         self.source.join(below)
+    }
+
+    /// The upper directory of an overlay.
+    pub fn upper(&self) -> PathBuf {
+        self.scratch().join("upper")
     }
 
     /// A directory beside source and mountpoint, for whatever else the test needs.

@@ -28,6 +28,7 @@ fn a_session_of_any_filesystem_from_mount_to_end() {
     let Some(place) = Place::root("session") else { return };
     let config = MountConfig {
         source: "/nowhere".into(),
+        upper: None,
         mountpoint: place.mountpoint.clone(),
         read_only: false,
         allow_other: true,

@@ -114,6 +114,29 @@ fn pjdfstest_in_writeback_mode() {
     assert_eq!(failed, 0, "cases of pjdfstest failed");
 }
 
+#[test]
+fn pjdfstest_on_an_overlay() {
+    if !report::have_fuse() || !report::have_root("pjdfstest changes users") {
+        return;
+    }
+    let failed = pjdfstest_over(Mount::builder("pjdfstest-over").upper(), "overlay");
+    assert_eq!(failed, 0, "cases of pjdfstest failed");
+}
+
+#[test]
+fn fsx_finds_no_mismatch_on_an_overlay() {
+    let builder = Mount::builder("fsx-over").upper().limit(Duration::from_secs(1800));
+    // A file that begins in the lower.
+    let builder = builder.prepare(|lower| {
+        let bytes = fuse_tests::tools::pattern(31, 700_000);
+        fs::write(lower.join("fsx-31"), bytes).unwrap();
+    });
+    let Some(mount) = builder.start() else { return };
+    let before = fs::read(mount.source_at("fsx-31")).unwrap();
+    fsx(&mount, 31, operations());
+    assert!(fs::read(mount.source_at("fsx-31")).unwrap() == before, "the lower was changed");
+}
+
 /// `over` names the filesystem and the mode in the report.
 fn pjdfstest_over(builder: Builder, over: &str) -> usize {
     let builder = builder.limit(Duration::from_secs(300));

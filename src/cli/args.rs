@@ -50,6 +50,12 @@ pub enum Action {
     /// List a mount's options, or change them while it is mounted
     #[command(after_long_help = help::SET)]
     Set(SetArgs),
+    /// Show what an overlay changed: A added, M modified, D deleted, R renamed
+    #[command(after_long_help = help::DIFF)]
+    Diff(DiffArgs),
+    /// Drop every change of an overlay: its mount shows SOURCE again
+    #[command(after_long_help = help::REVERT)]
+    Revert(RevertArgs),
     /// List the mounts of this user; root sees all
     #[command(after_long_help = help::LIST)]
     List(ListArgs),
@@ -170,6 +176,32 @@ pub struct SetArgs {
     /// What to change; nothing lists every option
     #[arg(value_name = "NAME=VALUE")]
     pub assignments: Vec<String>,
+}
+
+/// Arguments of `diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The mountpoint, or any path below it
+    pub path: PathBuf,
+    /// Print which bytes, too: offset and length
+    #[arg(long)]
+    pub blocks: bool,
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "blocks")]
+    pub json: bool,
+}
+
+/// Arguments of `revert`.
+#[derive(Debug, Args)]
+pub struct RevertArgs {
+    /// The mountpoint
+    pub path: PathBuf,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Also while files are open: they change under their users
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `list`.

@@ -25,6 +25,7 @@ Examples:
   bcachefs-fuse mount /srv/images /srv/images        over itself: nobody writes behind the mount
   bcachefs-fuse mount --cache 1G --ro /srv/images /mnt/images
   bcachefs-fuse mount --state /nvme/bcfs /srv/images /mnt/images
+  bcachefs-fuse mount --upper ~/try1 /srv/golden /mnt/img    golden is never touched
   bcachefs-fuse mount -f -o cache=1G,cache_mode=writearound /srv/images /mnt/images
   mount -t fuse.bcachefs-fuse -o cache=1G /srv/images /mnt/images
 
@@ -77,6 +78,25 @@ Examples:
   bcachefs-fuse set /mnt/images expire=30s
   bcachefs-fuse set /mnt/images cache-mode=writearound sequential-cutoff=128M
   bcachefs-fuse set /mnt/images writeback_percent=20 writeback_running=no";
+
+/// Behind `diff --help`.
+pub const DIFF: &str = "\
+Everything dirty is written to the upper first. Bytes are what the upper holds of a file, in whole
+blocks. What a deleted directory had in it is not listed.
+
+Examples:
+  bcachefs-fuse diff /mnt/img
+  bcachefs-fuse diff --blocks /mnt/img
+  bcachefs-fuse diff --json /mnt/img | jq '.differences[].path'";
+
+/// Behind `revert --help`.
+pub const REVERT: &str = "\
+Asks on a terminal; elsewhere it needs --yes. Nothing of the changes is kept. Refused while a file
+of the mount is open, unless --force.
+
+Examples:
+  bcachefs-fuse revert /mnt/img
+  bcachefs-fuse revert --yes /mnt/img";
 
 /// Behind `list --help`.
 pub const LIST: &str = "\

@@ -50,6 +50,7 @@ pub fn config(
         mount: MountConfig {
             fsname: source.to_string_lossy().into_owned(),
             source,
+            upper: None,
             mountpoint: absolute(mountpoint)?,
             read_only: false,
             allow_other: machine.root,
@@ -107,6 +108,7 @@ fn apply(config: &mut Config, option: &OptionSpec, value: Option<&OsStr>) -> Out
                 "attr_timeout" => mount.attr_timeout = options::duration(name, value)?,
                 "fsname" => mount.fsname = value.to_string_lossy().into_owned(),
                 "test_panic" => mount.test_panic = Some(value.to_os_string()),
+                "upper" => mount.upper = Some(absolute(Path::new(value))?),
                 "state" => daemon.state = Some(absolute(Path::new(value))?),
                 "log" => daemon.log = Some(absolute(Path::new(value))?),
                 "trace" => daemon.trace = Some(absolute(Path::new(value))?),

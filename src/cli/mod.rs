@@ -18,6 +18,7 @@ pub mod meaning;
 pub mod memory;
 pub mod options;
 pub mod output;
+pub mod overlay;
 pub mod place;
 pub mod run;
 pub mod set;
@@ -68,6 +69,8 @@ fn act(action: Action) -> Outcome<ExitCode> {
         Action::Umount(args) => umount::run(&args),
         Action::Stat(args) => stat::run(&args),
         Action::Set(args) => set::run(&args),
+        Action::Diff(args) => overlay::diff(&args),
+        Action::Revert(args) => overlay::revert(&args),
         Action::List(args) => list::run(&args),
         Action::Trace(args) => trace::run(&args),
         Action::Check(args) => return Ok(journal::check(&args)),

@@ -211,6 +211,13 @@ pub const OPTIONS: &[OptionSpec] = &[
     spec("threads", OptionKind::Count, "16", "Request threads, 1 to 256"),
     spec("ro", OptionKind::Flag, "no", "Mount read-only"),
     spec(
+        "upper",
+        OptionKind::Path,
+        "none: changes go into SOURCE",
+        "Keep every change in this directory, block by block, and never touch SOURCE; an empty \
+         directory becomes one",
+    ),
+    spec(
         "state",
         OptionKind::Path,
         "SOURCE/.bcachefs-fuse",

@@ -11,6 +11,7 @@ pub mod source;
 mod stale;
 pub mod state;
 mod target;
+mod upper;
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::error::{Error, Kind};
 use crate::fs::Fs;
 use crate::fuse::adapter::Adapter;
 use crate::fuse::daemon::{self, Answer, Started, Starter};
+use crate::fuse::kernel::Kernel;
 use crate::fuse::session::{self, End, Progress, Serving};
 use crate::fuse::signals;
 use crate::sys::reclaim;
@@ -109,7 +111,7 @@ fn run(config: Config, mut report: Report) -> Outcome<()> {
 
 fn serve(mut config: Config, report: &mut Report) -> Outcome<()> {
     signals::block().map_err(|error| unexpected(&error))?;
-    let Prepared { source, mountpoint, mut claim } = claim::prepare(&config)?;
+    let Prepared { source, upper, mountpoint, mut claim } = claim::prepare(&config)?;
     config.mount.mountpoint = mountpoint;
     config.mount.source = source.path.clone();
     errors::init_logging(&config.daemon, &config.mount.mountpoint).map_err(|error| {
@@ -125,13 +127,14 @@ fn serve(mut config: Config, report: &mut Report) -> Outcome<()> {
         log::debug!("not privileged: memory may run out for the daemon like for any other");
     }
     let mode = source.mode;
-    let (fs, held) = journal::open_fs(&mut config, source)?;
+    let (fs, held) = journal::open_fs(&mut config, source, upper)?;
     fs.start().map_err(|error| unexpected(&error))?;
     if let Some(file) = &config.daemon.trace {
         fs.store().start_trace(file).map_err(|error| Failure::of(&error, file))?;
     }
     let adapter = Adapter::new(Arc::clone(&fs), &config.mount);
-    let serving = session::serve(adapter, &config.mount, mode, |_| {})
+    let kernel = |notifier| fs.set_kernel_cache(Box::new(Kernel::new(notifier)));
+    let serving = session::serve(adapter, &config.mount, mode, kernel)
         .map_err(|error| Failure::new(error.what, error.place, error.hint))?;
     let started = open_up(&config, &fs, &serving, &mut |device| claim.mounted(device))
         .and_then(|server| report.ready(&ready_line(&config, &held)).map(|()| server));

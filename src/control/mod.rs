@@ -23,7 +23,8 @@ pub mod writeback;
 use std::path::Path;
 
 use crate::config::{CacheMode, Tunables};
-use crate::error::Result;
+use crate::control::proto::PathChange;
+use crate::error::{Error, Kind, Result};
 use crate::stats::{BlockInfo, FlushProgress, Snapshot};
 
 /// What the control socket may ask of a mounted filesystem.
@@ -56,4 +57,12 @@ pub trait Mounted: Send + Sync {
     ) -> Result<FlushProgress>;
     /// Whether what is dirty when the mount ends stays in the journal instead of being flushed.
     fn leave_rest(&self, leave: bool);
+    /// What differs from the lowers; NotSupported without an upper.
+    fn diff(&self) -> Result<Vec<PathChange>> {
+        Err(Error::new(Kind::NotSupported, "diff", ""))
+    }
+    /// Drops what differs; Busy while a file is open, unless forced.
+    fn revert(&self, _force: bool) -> Result<()> {
+        Err(Error::new(Kind::NotSupported, "revert", ""))
+    }
 }

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use super::Mounted;
+use super::proto::{Name, PathChange};
 use crate::config::{CacheMode, Tunables};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::stats::{BlockInfo, FlushProgress, Snapshot};
+use crate::tree::overlay::diff::Difference;
 
 impl Mounted for Fs {
     fn snapshot(&self, unit: Option<u32>) -> Snapshot {
@@ -51,5 +53,21 @@ impl Mounted for Fs {
 
     fn leave_rest(&self, leave: bool) {
         Fs::leave_rest(self, leave);
+    }
+
+    fn diff(&self) -> Result<Vec<PathChange>> {
+        let change = |found: Difference| PathChange {
+            change: found.kind.letter().to_string(),
+            path: Name::from(found.path.as_path()),
+            from: found.from.as_deref().map(Name::from),
+            directory: found.is_dir,
+            bytes: found.bytes,
+            extents: found.extents,
+        };
+        Ok(Fs::diff(self)?.into_iter().map(change).collect())
+    }
+
+    fn revert(&self, force: bool) -> Result<()> {
+        Fs::revert(self, force)
     }
 }

@@ -67,6 +67,13 @@ pub enum Ask {
         /// It does.
         leave: bool,
     },
+    /// What differs from the lowers of an overlay.
+    Diff,
+    /// Drops every change of an overlay.
+    Revert {
+        /// Also while files are open.
+        force: bool,
+    },
     /// The daemon should end.
     Shutdown,
 }
@@ -108,10 +115,32 @@ pub enum Reply {
     Progress(FlushProgress),
     /// To `Flush`: nothing is left but what is stuck.
     Flushed(FlushProgress),
+    /// To `Diff`.
+    Diff {
+        /// By path.
+        differences: Vec<PathChange>,
+    },
     /// It was done.
     Done,
     /// It was not.
     Error(Refusal),
+}
+
+/// One path that differs from the lowers of an overlay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathChange {
+    /// "A" added, "M" modified, "D" deleted, "R" renamed.
+    pub change: String,
+    /// Where it is now, below the mountpoint; where it was, if it is gone.
+    pub path: Name,
+    /// Where it was, if it was renamed.
+    pub from: Option<Name>,
+    /// Whether it is a directory.
+    pub directory: bool,
+    /// Bytes of it that the upper holds, in whole blocks.
+    pub bytes: u64,
+    /// Which: offset and length in bytes.
+    pub extents: Vec<(u64, u64)>,
 }
 
 /// Why something was not done: the three parts of the line a user reads.

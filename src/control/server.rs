@@ -22,7 +22,7 @@ use crate::control::proto::{
     Ask, MAX_REQUEST, MountFacts, Name, Refusal, Reply, Request, Response, SCHEMA, StatReply,
 };
 use crate::control::{Mounted, errors, live, socket};
-use crate::error::{Error, OpContext, Result};
+use crate::error::{Error, Kind, OpContext, Result};
 use crate::stats::FlushProgress;
 
 /// What the server must know about its mount beside the filesystem.
@@ -303,6 +303,15 @@ impl Connection {
                 Reply::Done
             }
             Ask::Flush { below } => self.flush(below, &mut |_| true)?,
+            Ask::Diff => {
+                let differences = mounted.diff().map_err(|error| self.refused(error))?;
+                Reply::Diff { differences }
+            }
+            Ask::Revert { force } => {
+                mounted.revert(force).map_err(|error| self.refused(error))?;
+                log::info!("reverted by uid {}", self.uid);
+                Reply::Done
+            }
             Ask::Shutdown => {
                 log::info!("asked to end by uid {}", self.uid);
                 (self.shared.info.shutdown)();
@@ -322,6 +331,20 @@ impl Connection {
             self.shared.facts().mountpoint.to_string(),
             format!("ask as uid {}, who mounted it, or as root", self.shared.uid),
         ))
+    }
+
+    fn refused(&self, error: Error) -> Refusal {
+        let mountpoint = self.shared.facts().mountpoint.to_string();
+        match error.kind {
+            Kind::NotSupported => {
+                Refusal::new("not an overlay", mountpoint, "mount with --upper DIR to have one")
+            }
+            Kind::Busy => {
+                let what = format!("{} is open", error.place);
+                Refusal::new(what, mountpoint, "close it, or give --force")
+            }
+            _ => Refusal::new(error.to_string(), mountpoint, "bcachefs-fuse stat --errors"),
+        }
     }
 
     fn unit(&self, below: Option<Name>) -> std::result::Result<Option<u32>, Refusal> {

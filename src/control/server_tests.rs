@@ -123,6 +123,7 @@ fn info(allow_other: bool) -> MountInfo {
     let config = Config {
         mount: MountConfig {
             source: "/srv".into(),
+            upper: None,
             mountpoint: "/mnt".into(),
             read_only: false,
             allow_other,

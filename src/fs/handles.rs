@@ -49,6 +49,11 @@ impl Handles {
         files.get(&fh).filter(|handle| handle.node == node).map(|handle| handle.device.clone())
     }
 
+    /// The node of some open file.
+    pub(super) fn any_file(&self) -> Option<NodeId> {
+        self.files.read().values().next().map(|handle| handle.node)
+    }
+
     pub(super) fn take_file(&self, fh: u64) -> Option<FileHandle> {
         self.files.write().remove(&fh)
     }

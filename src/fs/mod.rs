@@ -11,13 +11,14 @@ mod dirs;
 mod dirty;
 mod handles;
 mod names;
+mod overlay;
 pub mod pool;
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -26,6 +27,7 @@ pub use self::attrs::Changes;
 pub use self::data::{Read, ReadPlace};
 use self::handles::{FileHandle, Handles};
 use self::names::Names;
+pub use self::overlay::KernelCache;
 use self::pool::Pool;
 use crate::config::Config;
 use crate::error::{Kind, Result};
@@ -34,7 +36,11 @@ use crate::store::mark::OwnerMark;
 use crate::store::recovery::{Located, Opening, Report, Resolver};
 use crate::store::{BlockStore, Stamp};
 use crate::sys::flags::{O_EXCL, S_IFMT, S_IFREG};
-use crate::tree::{Attr, Caller, Entry, FsStat, HostTree, NewNode, NodeId, Opened, Tree};
+use crate::tree::overlay::Upper;
+use crate::tree::overlay::upper::Lower;
+use crate::tree::{
+    Attr, Caller, Entry, FsStat, HostTree, NewNode, NodeId, Opened, OverlayTree, Tree,
+};
 
 /// Descriptors the node table may keep at most, whatever RLIMIT_NOFILE allows.
 const MAX_NODE_FDS: u64 = 1 << 19;
@@ -55,6 +61,7 @@ pub struct Fs {
     waiters: Pool,
     names: Names,
     leave_rest: AtomicBool,
+    kernel: OnceLock<Box<dyn KernelCache>>,
     attr_timeout: Duration,
 }
 
@@ -95,8 +102,20 @@ fn raise_descriptor_limit() -> u64 {
     (now / 2).min(MAX_NODE_FDS)
 }
 
-fn host_tree(root: OwnedFd, config: &Config, max_open: u64) -> Result<HostTree> {
-    HostTree::new(root, config.store.direct_io, config.mount.read_only, max_open as usize)
+/// A directory of the host. `root` is an O_PATH descriptor of it, opened before anything is mounted
+/// over it.
+pub fn host_tree(root: OwnedFd, config: &Config) -> Result<Arc<dyn Tree>> {
+    let max_open = raise_descriptor_limit() as usize;
+    let (direct_io, read_only) = (config.store.direct_io, config.mount.read_only);
+    Ok(Arc::new(HostTree::new(root, direct_io, read_only, max_open)?))
+}
+
+/// An upper directory over lowers, the first one first.
+pub fn overlay_tree(upper: &Path, lowers: Vec<Lower>, config: &Config) -> Result<Arc<dyn Tree>> {
+    let max_open = raise_descriptor_limit() as usize / lowers.len().max(1);
+    let direct_io = config.store.direct_io;
+    let upper = Upper::open(upper, lowers, direct_io, max_open)?;
+    Ok(Arc::new(OverlayTree::new(upper, direct_io, config.mount.read_only)?))
 }
 
 /// Of a tree whose files cannot be found again.
@@ -109,21 +128,18 @@ impl Resolver for NoResolver {
 }
 
 impl Fs {
-    /// A filesystem over a directory of the host. `root` is an O_PATH descriptor of it, opened
-    /// before anything is mounted over it. Starts no thread.
-    pub fn open_host(root: OwnedFd, config: &Config) -> Result<Arc<Fs>> {
-        let tree = host_tree(root, config, raise_descriptor_limit())?;
-        Ok(Fs::over(Arc::new(tree), BlockStore::new(&config.store), config))
+    /// A filesystem over a tree. Starts no thread.
+    pub fn without_journal(tree: Arc<dyn Tree>, config: &Config) -> Arc<Fs> {
+        Fs::over(tree, BlockStore::new(&config.store), config)
     }
 
     /// The same with a journal, and what it held. Its data is dirty again once this returns.
-    pub fn open_host_with(
-        root: OwnedFd,
+    pub fn with_journal(
+        tree: Arc<dyn Tree>,
         config: &Config,
         journal: JournalParts,
     ) -> Result<(Arc<Fs>, Report)> {
         let descriptors = raise_descriptor_limit();
-        let tree = Arc::new(host_tree(root, config, descriptors)?);
         let resolver = tree.resolver().unwrap_or(&NoResolver);
         // Each holds up to four; they may have a quarter of the limit (STORE 6), which is twice
         // what the node table may keep.
@@ -151,12 +167,14 @@ impl Fs {
             waiters: Pool::new("bcfs-wait", WAITERS, 0),
             names: Names::default(),
             leave_rest: AtomicBool::new(false),
+            kernel: OnceLock::new(),
             attr_timeout: config.mount.attr_timeout,
         })
     }
 
     /// Starts the worker threads; after daemonizing.
     pub fn start(&self) -> Result<()> {
+        self.tree.start()?;
         self.pool.start()?;
         if self.store.has_journal() {
             self.waiters.start()?;

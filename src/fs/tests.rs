@@ -12,6 +12,7 @@ fn config(dir: &Path) -> Config {
     Config {
         mount: MountConfig {
             source: dir.into(),
+            upper: None,
             mountpoint: dir.into(),
             read_only: false,
             allow_other: true,
@@ -28,7 +29,7 @@ fn config(dir: &Path) -> Config {
 
 fn fs(dir: &Path) -> Arc<Fs> {
     let root = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-    let fs = Fs::open_host(root, &config(dir)).unwrap();
+    let fs = Fs::without_journal(host_tree(root, &config(dir)).unwrap(), &config(dir));
     fs.start().unwrap();
     fs
 }

@@ -5,6 +5,7 @@ mod convert;
 pub mod daemon;
 pub mod fusermount;
 pub mod holders;
+pub mod kernel;
 mod listing;
 pub mod mount;
 pub mod mountinfo;

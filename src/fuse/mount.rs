@@ -330,6 +330,7 @@ mod tests {
     fn config() -> MountConfig {
         MountConfig {
             source: "/srv/a,b".into(),
+            upper: None,
             mountpoint: "/mnt".into(),
             read_only: true,
             allow_other: false,

@@ -200,6 +200,13 @@ impl Device {
         self.shared.cache.invalidate(&self.cached, Extent { offset: 0, len: u64::MAX });
     }
 
+    /// All of its bytes are others, by something that was not a write.
+    pub fn reverted(&self) {
+        if let Ok(bytes) = self.file.size() {
+            self.changed_behind(bytes);
+        }
+    }
+
     /// Admits a read request. Call once per request, then `try_cached`, then `read`.
     pub fn plan_read(&self, offset: u64, len: usize) -> ReadPlan {
         self.used();

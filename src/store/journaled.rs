@@ -370,7 +370,10 @@ impl Device {
         let result = self.file.change_range(Range::Allocate, offset, len);
         // Again: a sync may have begun before the change and cleared the note.
         self.note_change();
-        result
+        result?;
+        self.file.settle()?;
+        // A dirty file's time is the store's.
+        self.set_mtime(clock::wall()).map(drop)
     }
 
     /// The device is at least this long.

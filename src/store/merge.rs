@@ -160,23 +160,37 @@ impl Device {
             let whole = piece.filter(|(body, _)| *body != Body::Zero).map_or(0, |(_, end)| end);
             return Ok((false, (whole - whole % GRAIN).max(grain + GRAIN).min(size)));
         }
+        let inside = (grain + GRAIN).min(size);
         if let Some((Body::Zero, end)) = piece {
-            return Ok((true, (end - end % GRAIN).max(grain + GRAIN).min(size)));
+            let zeros: u64 = near
+                .iter()
+                .map(|known| known.extent.end().min(inside).saturating_sub(known.extent.offset))
+                .sum();
+            if zeros >= inside - grain {
+                return Ok((true, (end - end % GRAIN).max(inside).min(size)));
+            }
+            // The rest of the block is as at home.
+            let is_hole = grain >= home_size || self.home_data(grain)? >= inside;
+            return Ok((is_hole, inside));
         }
         let until = (next - next % GRAIN).max(grain + GRAIN).min(size);
         if at >= home_size {
             return Ok((true, until));
         }
-        match self.file.seek(at, false) {
-            Ok(data) if data <= at => {
+        match self.home_data(at)? {
+            data if data <= at => {
                 let hole = self.file.seek(at, true)?;
                 Ok((false, if hole > at { hole.min(until) } else { until }))
             }
-            Ok(data) => Ok((true, data.min(until))),
-            Err(error) if error.errno() == rustix::io::Errno::NXIO.raw_os_error() => {
-                Ok((true, until))
-            }
-            Err(error) => Err(error),
+            data => Ok((true, data.min(until))),
+        }
+    }
+
+    /// The next data at home; none is far away.
+    fn home_data(&self, at: u64) -> Result<u64> {
+        match self.file.seek(at, false) {
+            Err(error) if error.errno() == rustix::io::Errno::NXIO.raw_os_error() => Ok(u64::MAX),
+            other => other,
         }
     }
 }

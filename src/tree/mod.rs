@@ -2,11 +2,13 @@
 //! a tree hands out a `BlockDevice` for a regular file and the store does the rest.
 
 pub mod host;
+pub mod overlay;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 
 pub use host::HostTree;
+pub use overlay::OverlayTree;
 
 use crate::device::BlockDevice;
 use crate::error::Result;
@@ -248,6 +250,16 @@ pub trait Tree: Send + Sync {
     /// Makes every name of the source durable (one call for each of its filesystems that was
     /// touched).
     fn sync_names(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The upper layer, where there is one.
+    fn overlay(&self) -> Option<&OverlayTree> {
+        None
+    }
+
+    /// The journal was read, and requests will follow: what a crash left may go.
+    fn start(&self) -> Result<()> {
         Ok(())
     }
 

@@ -292,3 +292,31 @@ fn one_file_is_flushed_and_the_other_stays_dirty() {
     assert_eq!(device(&mount, "b").unwrap()["state"], "dirty");
     check_all(&mut mount, &[("a", &one), ("b", &two)]);
 }
+
+#[test]
+fn data_behind_a_ragged_hole_is_data() {
+    use rustix::fs::{SeekFrom, seek};
+    let Some(mount) = builder("data-ragged").and_then(|builder| builder.start()) else { return };
+    let mut bytes = pattern(9, 60_000);
+    fs::write(mount.at("f"), &bytes).unwrap();
+    flush(&mount);
+    hold(&mount);
+    let file = open(&mount.at("f"));
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    // Ends in the middle of a block, begins in the middle of one, lies inside one.
+    for (offset, len) in [(16_742, 15_234), (40_000, 9_152), (54_000, 100)] {
+        fallocate(&file, punch, offset, len).unwrap();
+        bytes[offset as usize..(offset + len) as usize].fill(0);
+    }
+    // What data and holes are said to be hides no byte.
+    let (mut at, mut told) = (0, vec![0; bytes.len()]);
+    while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+        let hole = seek(&file, SeekFrom::Hole(data)).unwrap();
+        let part = data as usize..hole as usize;
+        told[part.clone()].copy_from_slice(&bytes[part]);
+        at = hole;
+    }
+    assert!(told == bytes, "bytes behind a hole are hidden");
+    assert_eq!(seek(&file, SeekFrom::Data(20_480)).unwrap(), 28_672);
+    holds(&mount.at("f"), &bytes);
+}

@@ -11,7 +11,7 @@ use rustix::fs::FlockOperation;
 
 use super::registry::{self, Claim, Entry, Turn};
 use super::source::Source;
-use super::target;
+use super::{target, upper};
 use crate::cli::failure::{Failure, Outcome};
 use crate::clock;
 use crate::config::Config;
@@ -33,6 +33,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Prepared {
     /// The open source.
     pub source: Source,
+    /// The open upper directory of an overlay.
+    pub upper: Option<Source>,
     /// The canonical mountpoint.
     pub mountpoint: PathBuf,
     /// Our entry among the live mounts.
@@ -91,7 +93,12 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
     let mountpoint = target::check(&config.mount.mountpoint, &source)
         .map_err(|failure| dying(failure, &config.mount.mountpoint))?;
     target::check_own_files(&config.daemon, &mountpoint, &source.path)?;
-    let read_only = config.mount.read_only;
+    let upper = match &config.mount.upper {
+        Some(typed) => Some(upper::open(typed, &source, &mountpoint)?),
+        None => None,
+    };
+    // A lower is only read: any number of overlays may share it.
+    let read_only = config.mount.read_only || upper.is_some();
     let turn = Turn::take(config.mount.allow_other)?;
     let locked = source.try_lock(read_only)?;
     let result = conflict(&source, &mountpoint, read_only, locked);
@@ -100,6 +107,13 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
             let _ = rustix::fs::flock(&source.lock, FlockOperation::Unlock);
         }
         return Err(conflict);
+    }
+    if let Some(upper) = &upper {
+        upper::lock(upper, config.mount.read_only).map_err(|failure| Conflict {
+            failure,
+            patience: DYING,
+            lingering: None,
+        })?;
     }
     let claim = turn.claim(Entry {
         schema: 1,
@@ -113,7 +127,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
         device: None,
         read_only,
     })?;
-    Ok(Prepared { source, mountpoint, claim })
+    Ok(Prepared { source, upper, mountpoint, claim })
 }
 
 /// The daemon of a mount on `path` may have died while we looked at it.

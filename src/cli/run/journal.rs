@@ -13,7 +13,7 @@ use sd_notify::NotifyState;
 
 use super::source::Source;
 use super::state::{self, StateOutcome};
-use super::{notify, unexpected};
+use super::{notify, unexpected, upper};
 use crate::cli::failure::{Failure, Outcome};
 use crate::clock;
 use crate::config::{CacheMode, Config};
@@ -38,10 +38,20 @@ pub struct Held {
 }
 
 /// Opens the filesystem, with its journal if it has one.
-pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> {
-    let place = config.mount.source.clone();
+pub fn open_fs(
+    config: &mut Config,
+    source: Source,
+    upper: Option<Source>,
+) -> Outcome<(Arc<Fs>, Held)> {
+    let place = upper.as_ref().map_or_else(|| source.path.clone(), |upper| upper.path.clone());
     let fails = |error: crate::error::Error| Failure::of(&error, &place);
-    match state::open(config, &source, &config.mount.mountpoint)? {
+    let owner = upper.as_ref().unwrap_or(&source);
+    let outcome = state::open(config, owner, &config.mount.mountpoint)?;
+    let tree = match upper {
+        Some(upper) => upper::tree(source, &upper, config)?,
+        None => crate::fs::host_tree(source.root, config).map_err(fails)?,
+    };
+    match outcome {
         StateOutcome::None { why } => {
             if config.store.cache_mode == CacheMode::Writeback {
                 config.store.cache_mode = CacheMode::Writethrough;
@@ -50,7 +60,7 @@ pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> 
                 log::warn!("writethrough: {why}");
             }
             let words = why.map(|why| format!(" ({why})")).unwrap_or_default();
-            let fs = Fs::open_host(source.root, config).map_err(fails)?;
+            let fs = Fs::without_journal(tree, config);
             Ok((fs, Held { words, _lock: None }))
         }
         StateOutcome::Journal(state) => {
@@ -58,7 +68,7 @@ pub fn open_fs(config: &mut Config, source: Source) -> Outcome<(Arc<Fs>, Held)> 
             // For `set`: where it is, also if nobody typed it.
             config.daemon.state.get_or_insert(state.dir);
             let parts = JournalParts { recovered: state.recovered, mark: state.mark, read_only };
-            let (fs, report) = Fs::open_host_with(source.root, config, parts).map_err(fails)?;
+            let (fs, report) = Fs::with_journal(tree, config, parts).map_err(fails)?;
             config.mount.read_only |= read_only || report.corruption.is_some();
             let bytes = fs.store().snapshot(None).writeback.map_or(0, |stat| stat.journal_bytes);
             let own = if state.same_disk { ", on the images' own filesystem" } else { "" };

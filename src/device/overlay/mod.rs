@@ -261,8 +261,7 @@ impl BlockDevice for OverlayDevice {
         let end = offset + len;
         let _shape = self.shape.write();
         match what {
-            // It changes nothing, not even the time.
-            Range::Allocate => return self.check_room(offset, len),
+            Range::Allocate => self.check_room(offset, len)?,
             Range::AllocateGrow => {
                 self.check_room(offset, len)?;
                 self.clean_tail(end)?;

@@ -1,0 +1,87 @@
+//! UPPER (layer 9): the directory that keeps an overlay's changes.
+//!
+//! It is opened like a source (its journal and owner mark lie in it, its lock keeps other mounts
+//! out), checked against SOURCE and MOUNTPOINT, and made into an upper if it is empty.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+
+use super::source::Source;
+use crate::cli::failure::{Failure, Outcome};
+use crate::config::Config;
+use crate::error::{Error, Kind};
+use crate::fs::overlay_tree;
+use crate::fuse::mount::words_of;
+use crate::tree::Tree;
+use crate::tree::overlay::upper::Lower;
+
+/// Opens the upper; made if it is missing.
+pub fn open(typed: &Path, source: &Source, mountpoint: &Path) -> Outcome<Source> {
+    match rustix::fs::mkdir(typed, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => {
+            let hint = "give a directory of your own with --upper";
+            return Err(Failure::new(words_of(errno), typed.display(), hint));
+        }
+    }
+    let upper = Source::open(typed)?;
+    let place = upper.path.display();
+    for (what, other) in [("SOURCE", &source.path), ("MOUNTPOINT", &mountpoint.to_path_buf())] {
+        if let Some(how) = overlap(&upper.path, other) {
+            let hint = "give a directory elsewhere";
+            return Err(Failure::new(format!("UPPER {how} {what}"), place, hint));
+        }
+    }
+    Ok(upper)
+}
+
+fn overlap(upper: &Path, other: &PathBuf) -> Option<&'static str> {
+    match () {
+        () if upper == other => Some("is"),
+        () if upper.starts_with(other) => Some("lies inside"),
+        () if other.starts_with(upper) => Some("lies around"),
+        () => None,
+    }
+}
+
+/// Takes the upper for this mount.
+pub fn lock(upper: &Source, read_only: bool) -> Outcome<()> {
+    if upper.try_lock(read_only)? {
+        return Ok(());
+    }
+    let holder = match upper.lock_holder() {
+        Some(pid) => format!("process {pid} holds it"),
+        None => "another process holds it".to_owned(),
+    };
+    let hint = format!("{holder}; unmount it there first");
+    Err(Failure::new("UPPER is in use", upper.path.display(), hint))
+}
+
+/// The tree of an overlay mount.
+pub fn tree(source: Source, upper: &Source, config: &Config) -> Outcome<Arc<dyn Tree>> {
+    let lower = Lower { root: source.root, path: source.path.clone() };
+    overlay_tree(&upper.path, vec![lower], config)
+        .map_err(|error| refuse(&error, upper, &source.path))
+}
+
+fn refuse(error: &Error, upper: &Source, source: &Path) -> Failure {
+    let place = upper.path.display();
+    match error.kind {
+        Kind::Exists => {
+            Failure::new(format!("not an upper: {}", error.place), place, "give an empty directory")
+        }
+        Kind::NotSupported => {
+            let hint = format!("it does not fit {}: give what it was made over", source.display());
+            Failure::new(format!("an upper {}", error.place), place, hint)
+        }
+        Kind::Busy => Failure::new("UPPER is in use", place, "unmount it there first"),
+        Kind::Corrupt => {
+            let hint = "restore it from a backup, or give another directory";
+            Failure::new(format!("a damaged upper ({})", error.place), place, hint)
+        }
+        _ => Failure::of(error, &upper.path),
+    }
+}
