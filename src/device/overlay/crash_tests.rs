@@ -1,9 +1,8 @@
 //! Power cuts: data file and map are devices of one fault log, and every crash state is opened.
 //!
 //! What must hold in each: the size is one that the file had at or after its last sync before the
-//! cut, and every byte has a value that it had there since then. Of a truncation
-//! that is lost only the rest of its last block may be zeros, as on any filesystem. Growing the
-//! file shows zeros.
+//! cut, and every byte has a value that it had there since then. Of a truncation that is lost only
+//! the rest of its last block may be zeros, as on any filesystem. Growing the file shows zeros.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -161,7 +160,7 @@ fn run(seed: u64, steps: usize, faults: bool, mutants: Mutants) -> Run {
 #[test]
 fn every_crash_shows_what_was_synced_or_something_newer() {
     let mut states = 0;
-    for seed in 0..12 {
+    for seed in 0..20 {
         let run = run(seed, 40, seed % 2 == 1, Mutants::default());
         let untouched = lower(3 * BLOCK as usize + 1234).image();
         assert!(run.lower.image() == untouched);

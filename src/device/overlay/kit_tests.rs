@@ -10,7 +10,7 @@ use crate::device::{FileDevice, MemoryDevice};
 pub(super) const SLOT: u64 = 32 << 10;
 
 /// Keeps the whole map in one of two slots in turn, each with number and checksum.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     device: Arc<dyn BlockDevice>,
     state: Mutex<(u64, Option<Kept>)>,
 }
@@ -61,7 +61,7 @@ fn decode(bytes: &[u8]) -> Option<(u64, Kept)> {
 }
 
 impl Slots {
-    pub(super) fn open(device: Arc<dyn BlockDevice>) -> Slots {
+    pub(crate) fn open(device: Arc<dyn BlockDevice>) -> Slots {
         let mut newest = (0, None);
         for slot in 0..2 {
             let mut bytes = vec![0; SLOT as usize];
@@ -110,7 +110,7 @@ impl MapStore for Slots {
 }
 
 /// A device over these three, with the map as it was saved.
-pub(super) fn overlay(
+pub(crate) fn overlay(
     lower: &Arc<MemoryDevice>,
     data: Arc<dyn BlockDevice>,
     slots: Arc<dyn BlockDevice>,
@@ -121,7 +121,7 @@ pub(super) fn overlay(
 }
 
 /// A lower whose every byte says where it is, and is not zero.
-pub(super) fn lower(bytes: usize) -> Arc<MemoryDevice> {
+pub(crate) fn lower(bytes: usize) -> Arc<MemoryDevice> {
     let bytes: Vec<u8> = (0..bytes).map(|at| 1 + (at % 97) as u8).collect();
     Arc::new(MemoryDevice::new(Image::from(&bytes[..])))
 }

@@ -333,6 +333,6 @@ impl BlockDevice for OverlayDevice {
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
-mod kit_tests;
+pub(crate) mod kit_tests;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 mod home;
 mod mutants;
 mod order;
+mod overlay;
 mod refused;
 mod replay;
 mod room;
