@@ -201,3 +201,35 @@ fn a_filesystem_in_an_image_is_changed_and_taken_back() {
     assert!(fs::read(&image).unwrap() == golden);
     assert!(fs::read(mount.source_at("ext4.img")).unwrap() == golden);
 }
+
+#[test]
+fn an_upper_without_a_mount_is_replayed_told_and_reverted() {
+    let Some(mut mount) = mounted("over-alone") else { return };
+    let mut bytes = pattern(1, 8 * MIB);
+    open(&mount.at("disk.img")).write_all_at(&pattern(5, 20_000), 5000).unwrap();
+    bytes[5000..25_000].copy_from_slice(&pattern(5, 20_000));
+    fs::create_dir(mount.at("new")).unwrap();
+    mount.kill();
+    let upper = mount.upper();
+    let product = |words: &[&str]| {
+        let mut args: Vec<&std::ffi::OsStr> = words.iter().map(|word| (*word).as_ref()).collect();
+        args.push(upper.as_os_str());
+        try_product(&args)
+    };
+    let output = product(&["diff"]);
+    assert!(!output.status.success() && said(&output).contains("journal replay"));
+    let output = product(&["journal", "replay"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(said(&product(&["diff"])), "M disk.img  24K\nA new/\n");
+    mount.start_again();
+    assert!(fs::read(mount.at("disk.img")).unwrap() == bytes);
+    assert!(mount.unmount().success());
+    let output = product(&["revert", "--yes"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(said(&product(&["diff"])), "");
+    let args = ["mount".as_ref(), upper.as_os_str(), mount.path().as_os_str()];
+    let output = try_product(&args);
+    assert!(!output.status.success() && said(&output).contains("--upper"), "{}", said(&output));
+    mount.start_again();
+    assert!(fs::read(mount.at("disk.img")).unwrap() == pattern(1, 8 * MIB));
+}

@@ -181,7 +181,7 @@ pub struct SetArgs {
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// The mountpoint, or any path below it
+    /// The mountpoint, or any path below it; or an upper directory that is not mounted
     pub path: PathBuf,
     /// Print which bytes, too: offset and length
     #[arg(long)]
@@ -194,7 +194,7 @@ pub struct DiffArgs {
 /// Arguments of `revert`.
 #[derive(Debug, Args)]
 pub struct RevertArgs {
-    /// The mountpoint
+    /// The mountpoint, or an upper directory that is not mounted
     pub path: PathBuf,
     /// Do not ask
     #[arg(long)]

@@ -11,7 +11,7 @@ pub mod source;
 mod stale;
 pub mod state;
 mod target;
-mod upper;
+pub mod upper;
 
 use std::io::IsTerminal;
 use std::sync::Arc;

@@ -56,18 +56,23 @@ impl Mounted for Fs {
     }
 
     fn diff(&self) -> Result<Vec<PathChange>> {
-        let change = |found: Difference| PathChange {
+        Ok(Fs::diff(self)?.into_iter().map(PathChange::from).collect())
+    }
+
+    fn revert(&self, force: bool) -> Result<()> {
+        Fs::revert(self, force)
+    }
+}
+
+impl From<Difference> for PathChange {
+    fn from(found: Difference) -> PathChange {
+        PathChange {
             change: found.kind.letter().to_string(),
             path: Name::from(found.path.as_path()),
             from: found.from.as_deref().map(Name::from),
             directory: found.is_dir,
             bytes: found.bytes,
             extents: found.extents,
-        };
-        Ok(Fs::diff(self)?.into_iter().map(change).collect())
-    }
-
-    fn revert(&self, force: bool) -> Result<()> {
-        Fs::revert(self, force)
+        }
     }
 }

@@ -372,8 +372,7 @@ impl Device {
         self.note_change();
         result?;
         self.file.settle()?;
-        // A dirty file's time is the store's.
-        self.set_mtime(clock::wall()).map(drop)
+        self.touch()
     }
 
     /// The device is at least this long.
@@ -399,6 +398,10 @@ impl Device {
         let old = self.size();
         let size = if grows { old.max(offset + len) } else { old };
         let len = len.min(size.saturating_sub(offset));
+        if len == 0 {
+            drop((dirty, room));
+            return self.touch();
+        }
         let after = After { size, mtime: clock::wall() };
         let change = Change::Zero(len);
         let appended = self.append(wb, &mut dirty, &mut room, offset, change, &after)?;
@@ -411,6 +414,16 @@ impl Device {
         dirty.map.note_change(after.mtime);
         self.shared.cache.invalidate(&self.cached, extent);
         self.changed(wb, dirty, pieces);
+        Ok(())
+    }
+
+    /// A change that changes no byte still is one: of the time.
+    fn touch(&self) -> Result<()> {
+        let now = clock::wall();
+        if !self.set_mtime(now)? {
+            self.file.set_mtime(now)?;
+            self.note_attributes();
+        }
         Ok(())
     }
 

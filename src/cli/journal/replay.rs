@@ -1,6 +1,7 @@
 //! `journal replay`: writes home what is in the journal, without a mount.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::summary::Summary;
 use super::target::Target;
@@ -12,8 +13,9 @@ use crate::cli::output::print;
 use crate::cli::run::source::Source;
 use crate::cli::run::state::home::Access;
 use crate::cli::run::state::{self, State};
+use crate::cli::run::upper;
 use crate::config::{DirectIo, StoreConfig};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, OpContext, Result};
 use crate::store::BlockStore;
 use crate::store::recovery::{Fate, Opening};
 use crate::tree::{HostTree, Tree};
@@ -75,8 +77,8 @@ pub fn run(args: &ReplayArgs) -> Outcome<()> {
         print(&format!("the journal as it was: {}\n", copy.display()))?;
     }
     let state = state::state(found, &source, true)?;
-    let replayed =
-        replay(*state, source, &args.skip).map_err(|error| Failure::of(&error, &place))?;
+    let replayed = replay(*state, tree_of(&source)?, &args.skip)
+        .map_err(|error| Failure::of(&error, &place))?;
     let (bytes, devices) = (format_size(replayed.bytes), replayed.devices);
     print(&format!("{bytes} written home to {devices} images\n"))?;
     if replayed.left.is_empty() {
@@ -89,9 +91,18 @@ pub fn run(args: &ReplayArgs) -> Outcome<()> {
     Err(Failure::new(format!("not written home: {}", left.join(", ")), place.display(), hint))
 }
 
-fn replay(state: State, source: Source, skip: &[PathBuf]) -> Result<Replayed> {
+/// Where the files are that a journal speaks of.
+fn tree_of(source: &Source) -> Outcome<Arc<dyn Tree>> {
+    if upper::is_upper(&source.path) {
+        return Ok(upper::alone(source, false)?);
+    }
+    let root = source.root.try_clone().op("dup");
+    let tree = root.and_then(|root| HostTree::new(root, DirectIo::Auto, false, MAX_OPEN));
+    Ok(Arc::new(tree.map_err(|error| Failure::of(&error, &source.path))?))
+}
+
+fn replay(state: State, tree: Arc<dyn Tree>, skip: &[PathBuf]) -> Result<Replayed> {
     let State { recovered, mark, lock: _held, .. } = state;
-    let tree = HostTree::new(source.root, DirectIo::Auto, false, MAX_OPEN)?;
     let none = || Error::new(Kind::NotSupported, "replay", "files here cannot be found again");
     let resolver = tree.resolver().ok_or_else(none)?;
     let opening =

@@ -93,6 +93,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
     let mountpoint = target::check(&config.mount.mountpoint, &source)
         .map_err(|failure| dying(failure, &config.mount.mountpoint))?;
     target::check_own_files(&config.daemon, &mountpoint, &source.path)?;
+    upper::refuse_as_source(&source)?;
     let upper = match &config.mount.upper {
         Some(typed) => Some(upper::open(typed, &source, &mountpoint)?),
         None => None,

@@ -11,12 +11,16 @@ use rustix::io::Errno;
 
 use super::source::Source;
 use crate::cli::failure::{Failure, Outcome};
-use crate::config::Config;
+use crate::config::{Config, DirectIo};
 use crate::error::{Error, Kind};
 use crate::fs::overlay_tree;
 use crate::fuse::mount::words_of;
-use crate::tree::Tree;
-use crate::tree::overlay::upper::Lower;
+use crate::tree::overlay::meta;
+use crate::tree::overlay::upper::{Lower, Upper, lowers_of};
+use crate::tree::{OverlayTree, Tree};
+
+/// Descriptors that a command keeps.
+const MAX_OPEN: usize = 256;
 
 /// Opens the upper; made if it is missing.
 pub fn open(typed: &Path, source: &Source, mountpoint: &Path) -> Outcome<Source> {
@@ -36,6 +40,16 @@ pub fn open(typed: &Path, source: &Source, mountpoint: &Path) -> Outcome<Source>
         }
     }
     Ok(upper)
+}
+
+/// What an upper keeps is not a directory of images.
+pub fn refuse_as_source(source: &Source) -> Outcome<()> {
+    if !is_upper(&source.path) {
+        return Ok(());
+    }
+    let place = source.path.display();
+    let hint = format!("mount it over its lower: mount --upper {place} LOWER MOUNTPOINT");
+    Err(Failure::new("SOURCE is the upper of an overlay", place, hint))
 }
 
 fn overlap(upper: &Path, other: &PathBuf) -> Option<&'static str> {
@@ -65,6 +79,26 @@ pub fn tree(source: Source, upper: &Source, config: &Config) -> Outcome<Arc<dyn 
     let lower = Lower { root: source.root, path: source.path.clone() };
     overlay_tree(&upper.path, vec![lower], config)
         .map_err(|error| refuse(&error, upper, &source.path))
+}
+
+/// The tree of an upper that no mount uses, over the lowers it was made over.
+pub fn alone(upper: &Source, read_only: bool) -> Outcome<Arc<OverlayTree>> {
+    let refused = |error: &Error| refuse(error, upper, Path::new("its lowers"));
+    let open = |path: PathBuf| -> Outcome<Lower> {
+        let lower = Source::open(&path)?;
+        Ok(Lower { root: lower.root, path })
+    };
+    let paths = lowers_of(&upper.path).map_err(|error| refused(&error))?;
+    let lowers = paths.into_iter().map(open).collect::<Outcome<Vec<_>>>()?;
+    let direct_io = DirectIo::Auto;
+    let opened = Upper::open(&upper.path, lowers, direct_io, MAX_OPEN);
+    let tree = opened.and_then(|opened| OverlayTree::new(opened, direct_io, read_only));
+    tree.map(Arc::new).map_err(|error| refused(&error))
+}
+
+/// Whether a directory is an upper.
+pub fn is_upper(directory: &Path) -> bool {
+    directory.join(meta::NAME).exists()
 }
 
 fn refuse(error: &Error, upper: &Source, source: &Path) -> Failure {

@@ -2,9 +2,10 @@
 //!
 //! No state after `open`. Whoever opens it holds its lock (the journal's, of `.bcachefs-fuse`).
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fsync, mkdirat, openat};
@@ -71,6 +72,13 @@ impl Upper {
         let hosts = lowers.into_iter().map(host).collect::<Result<Vec<_>>>()?;
         Ok(Upper { meta, head, data, hosts })
     }
+}
+
+/// Where the lowers of an upper were when it was made.
+pub fn lowers_of(path: &Path) -> Result<Vec<PathBuf>> {
+    let head = Meta::open(&path.join(meta::NAME))?.superblock()?;
+    let path = |lower: LowerId| PathBuf::from(OsString::from_vec(lower.path));
+    Ok(head.lowers.into_iter().map(path).collect())
 }
 
 fn id_of(lower: &Lower) -> Result<LowerId> {
