@@ -24,6 +24,7 @@ fn config(source: &Path, mountpoint: &Path) -> Config {
     let mount = MountConfig {
         source: source.to_path_buf(),
         upper: None,
+        lowers: Vec::new(),
         mountpoint: mountpoint.to_path_buf(),
         read_only: false,
         allow_other: false,

@@ -189,6 +189,8 @@ pub struct MountConfig {
     pub source: PathBuf,
     /// The directory that keeps every change of an overlay; SOURCE is then never touched.
     pub upper: Option<PathBuf>,
+    /// Further lowers of an overlay, below SOURCE.
+    pub lowers: Vec<PathBuf>,
     /// Where they are shown.
     pub mountpoint: PathBuf,
     /// Nothing may be changed.

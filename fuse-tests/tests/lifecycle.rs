@@ -29,6 +29,7 @@ fn a_session_of_any_filesystem_from_mount_to_end() {
     let config = MountConfig {
         source: "/nowhere".into(),
         upper: None,
+        lowers: Vec::new(),
         mountpoint: place.mountpoint.clone(),
         read_only: false,
         allow_other: true,
@@ -429,4 +430,20 @@ fn two_at_once_and_one_wins() {
     assert_eq!(won, 1);
     let refused = outputs.iter().filter(|output| words(output).contains("is mounted already"));
     assert_eq!(refused.count(), 5);
+}
+
+#[test]
+fn the_source_is_locked_as_long_as_it_is_mounted() {
+    for options in [&["ro"][..], &["cache_mode=writethrough"], &["cache_mode=writeback"]] {
+        let mut builder = Mount::builder("source-lock");
+        for option in options {
+            builder = builder.option(option);
+        }
+        let Some(mut mount) = builder.start() else { return };
+        let source = mount.source().to_str().unwrap().to_owned();
+        let free = || fuse_tests::try_run("flock", &["-x", "-n", &source, "true"]).status.success();
+        assert!(!free(), "{options:?}");
+        assert!(mount.unmount().success());
+        assert!(free(), "{options:?}");
+    }
 }

@@ -233,3 +233,30 @@ fn an_upper_without_a_mount_is_replayed_told_and_reverted() {
     mount.start_again();
     assert!(fs::read(mount.at("disk.img")).unwrap() == pattern(1, 8 * MIB));
 }
+
+#[test]
+fn the_first_of_several_lowers_wins() {
+    let Some(mount) = mounted("over-lowers") else { return };
+    let (one, two, point) = ("one", "two", "point");
+    let at = |name: &str| mount.scratch().join(name);
+    for (lower, name) in [(one, "both"), (two, "both"), (two, "only")] {
+        let _ = fs::create_dir(at(lower));
+        fs::write(at(lower).join(name), lower).unwrap();
+    }
+    fs::create_dir(at(point)).unwrap();
+    let lowers = format!("{}:{}", at(one).display(), at(two).display());
+    let upper = at("upper2");
+    let args = ["mount".as_ref(), "--upper".as_ref(), upper.as_os_str(), lowers.as_ref()];
+    let output = try_product(&[&args[..], &[at(point).as_os_str()]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let read = |name: &str| fs::read_to_string(at(point).join(name)).unwrap();
+    let seen = (read("both"), read("only"));
+    // Nobody may change a lower; other overlays may use it.
+    let locks = ["-s", "-x"].map(|how| {
+        try_run("flock", &[how, "-n", at(two).to_str().unwrap(), "true"]).status.success()
+    });
+    let output = try_product(&["umount".as_ref(), at(point).as_os_str()]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(seen, ("one".into(), "two".into()));
+    assert_eq!(locks, [true, false], "a shared lock, and an exclusive one");
+}

@@ -2,6 +2,7 @@
 //! never repaired. Reads the machine only through [`Machine`].
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,12 +46,14 @@ pub fn config(
     single_thread: bool,
     machine: Machine,
 ) -> Outcome<Config> {
-    let source = absolute(source)?;
+    let typed = source;
+    let source = absolute(typed)?;
     let mut config = Config {
         mount: MountConfig {
             fsname: source.to_string_lossy().into_owned(),
             source,
             upper: None,
+            lowers: Vec::new(),
             mountpoint: absolute(mountpoint)?,
             read_only: false,
             allow_other: machine.root,
@@ -71,6 +74,11 @@ pub fn config(
     }
     if single_thread {
         config.mount.threads = 1;
+    }
+    if config.mount.upper.is_some() {
+        let mut lowers = split_lowers(typed).map(|path| absolute(&path));
+        config.mount.source = lowers.next().unwrap_or_else(|| absolute(typed))?;
+        config.mount.lowers = lowers.collect::<Outcome<_>>()?;
     }
     config.daemon.foreground |= config.daemon.debug;
     check(&config)?;
@@ -182,6 +190,29 @@ fn direct_io(value: &OsStr) -> Outcome<DirectIo> {
     mode.ok_or_else(|| bad_value("direct_io", value, "give auto, always or never"))
 }
 
+/// `LOWER1:LOWER2`; a colon in a name is typed `\:`.
+fn split_lowers(typed: &Path) -> impl Iterator<Item = PathBuf> {
+    let (mut paths, mut escaped) = (vec![Vec::new()], false);
+    for byte in typed.as_os_str().as_bytes() {
+        match (byte, paths.last_mut()) {
+            (b'\\', _) if !escaped => {
+                escaped = true;
+                continue;
+            }
+            (b':', _) if !escaped => paths.push(Vec::new()),
+            (byte, Some(path)) => {
+                if escaped && *byte != b':' {
+                    path.push(b'\\');
+                }
+                path.push(*byte);
+            }
+            (_, None) => {}
+        }
+        escaped = false;
+    }
+    paths.into_iter().filter(|path| !path.is_empty()).map(|path| OsString::from_vec(path).into())
+}
+
 /// Rules that tie several options together.
 fn check(config: &Config) -> Outcome<()> {
     let store = &config.store;
@@ -229,6 +260,14 @@ mod tests {
         assert!(config.mount.allow_other && !config.mount.read_only);
         assert_eq!((config.mount.fsname.as_str(), config.mount.threads), ("/srv/images", 16));
         assert_eq!(config.mount.attr_timeout, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn lowers_stand_between_colons() {
+        let split = |text: &str| split_lowers(Path::new(text)).collect::<Vec<_>>();
+        assert_eq!(split("/a:/b/c:d"), ["/a", "/b/c", "d"].map(PathBuf::from));
+        assert_eq!(split(r"/a\:b:/c\d"), ["/a:b", r"/c\d"].map(PathBuf::from));
+        assert_eq!(split("/a"), [PathBuf::from("/a")]);
     }
 
     #[test]

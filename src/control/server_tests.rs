@@ -124,6 +124,7 @@ fn info(allow_other: bool) -> MountInfo {
         mount: MountConfig {
             source: "/srv".into(),
             upper: None,
+            lowers: Vec::new(),
             mountpoint: "/mnt".into(),
             read_only: false,
             allow_other,

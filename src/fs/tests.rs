@@ -13,6 +13,7 @@ fn config(dir: &Path) -> Config {
         mount: MountConfig {
             source: dir.into(),
             upper: None,
+            lowers: Vec::new(),
             mountpoint: dir.into(),
             read_only: false,
             allow_other: true,

@@ -331,6 +331,7 @@ mod tests {
         MountConfig {
             source: "/srv/a,b".into(),
             upper: None,
+            lowers: Vec::new(),
             mountpoint: "/mnt".into(),
             read_only: true,
             allow_other: false,

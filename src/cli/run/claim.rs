@@ -34,7 +34,7 @@ pub struct Prepared {
     /// The open source.
     pub source: Source,
     /// The open upper directory of an overlay.
-    pub upper: Option<Source>,
+    pub upper: Option<upper::Layers>,
     /// The canonical mountpoint.
     pub mountpoint: PathBuf,
     /// Our entry among the live mounts.
@@ -95,7 +95,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
     target::check_own_files(&config.daemon, &mountpoint, &source.path)?;
     upper::refuse_as_source(&source)?;
     let upper = match &config.mount.upper {
-        Some(typed) => Some(upper::open(typed, &source, &mountpoint)?),
+        Some(typed) => Some(upper::open(typed, &source, &config.mount.lowers, &mountpoint)?),
         None => None,
     };
     // A lower is only read: any number of overlays may share it.
@@ -110,7 +110,7 @@ fn attempt(config: &Config) -> Result<Prepared, Conflict> {
         return Err(conflict);
     }
     if let Some(upper) = &upper {
-        upper::lock(upper, config.mount.read_only).map_err(|failure| Conflict {
+        upper::lock(&upper.upper, config.mount.read_only).map_err(|failure| Conflict {
             failure,
             patience: DYING,
             lingering: None,

@@ -34,22 +34,26 @@ const EXTEND_US: u32 = 30_000_000;
 pub struct Held {
     /// For the mount's one line.
     pub words: String,
-    _lock: Option<OwnedFd>,
+    /// Those of SOURCE, of an overlay's layers, and of the state.
+    _locks: Vec<OwnedFd>,
 }
 
 /// Opens the filesystem, with its journal if it has one.
 pub fn open_fs(
     config: &mut Config,
     source: Source,
-    upper: Option<Source>,
+    layers: Option<upper::Layers>,
 ) -> Outcome<(Arc<Fs>, Held)> {
-    let place = upper.as_ref().map_or_else(|| source.path.clone(), |upper| upper.path.clone());
+    let owner = layers.as_ref().map_or(&source, |layers| &layers.upper);
+    let place = owner.path.clone();
     let fails = |error: crate::error::Error| Failure::of(&error, &place);
-    let owner = upper.as_ref().unwrap_or(&source);
     let outcome = state::open(config, owner, &config.mount.mountpoint)?;
-    let tree = match upper {
-        Some(upper) => upper::tree(source, &upper, config)?,
-        None => crate::fs::host_tree(source.root, config).map_err(fails)?,
+    let (tree, mut locks) = match layers {
+        Some(layers) => upper::tree(source, layers, config)?,
+        None => {
+            let tree = crate::fs::host_tree(source.root, config).map_err(fails)?;
+            (tree, vec![source.lock])
+        }
     };
     match outcome {
         StateOutcome::None { why } => {
@@ -61,7 +65,7 @@ pub fn open_fs(
             }
             let words = why.map(|why| format!(" ({why})")).unwrap_or_default();
             let fs = Fs::without_journal(tree, config);
-            Ok((fs, Held { words, _lock: None }))
+            Ok((fs, Held { words, _locks: locks }))
         }
         StateOutcome::Journal(state) => {
             let read_only = state.read_only;
@@ -74,7 +78,8 @@ pub fn open_fs(
             let own = if state.same_disk { ", on the images' own filesystem" } else { "" };
             let mut words = format!(", journal {} of {}{own}", state.place, format_size(bytes));
             words += &tell_report(&report, &place.display().to_string());
-            Ok((fs, Held { words, _lock: Some(state.lock) }))
+            locks.push(state.lock);
+            Ok((fs, Held { words, _locks: locks }))
         }
     }
 }

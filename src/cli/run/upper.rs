@@ -3,6 +3,7 @@
 //! It is opened like a source (its journal and owner mark lie in it, its lock keeps other mounts
 //! out), checked against SOURCE and MOUNTPOINT, and made into an upper if it is empty.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,8 +23,22 @@ use crate::tree::{OverlayTree, Tree};
 /// Descriptors that a command keeps.
 const MAX_OPEN: usize = 256;
 
-/// Opens the upper; made if it is missing.
-pub fn open(typed: &Path, source: &Source, mountpoint: &Path) -> Outcome<Source> {
+/// What an overlay is made of, beside SOURCE.
+#[derive(Debug)]
+pub struct Layers {
+    /// The upper.
+    pub upper: Source,
+    /// Further lowers, below SOURCE.
+    pub lowers: Vec<Source>,
+}
+
+/// Opens the upper, made if it is missing, and the lowers below SOURCE.
+pub fn open(
+    typed: &Path,
+    source: &Source,
+    lowers: &[PathBuf],
+    mountpoint: &Path,
+) -> Outcome<Layers> {
     match rustix::fs::mkdir(typed, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => {
@@ -33,13 +48,26 @@ pub fn open(typed: &Path, source: &Source, mountpoint: &Path) -> Outcome<Source>
     }
     let upper = Source::open(typed)?;
     let place = upper.path.display();
-    for (what, other) in [("SOURCE", &source.path), ("MOUNTPOINT", &mountpoint.to_path_buf())] {
+    let lowers = lowers.iter().map(|path| lower(path)).collect::<Outcome<Vec<_>>>()?;
+    let others = [("SOURCE", source.path.as_path()), ("MOUNTPOINT", mountpoint)].into_iter();
+    for (what, other) in others.chain(lowers.iter().map(|lower| ("a lower", &*lower.path))) {
         if let Some(how) = overlap(&upper.path, other) {
             let hint = "give a directory elsewhere";
             return Err(Failure::new(format!("UPPER {how} {what}"), place, hint));
         }
     }
-    Ok(upper)
+    Ok(Layers { upper, lowers })
+}
+
+/// A lower is only read, by any number of overlays.
+fn lower(path: &Path) -> Outcome<Source> {
+    let lower = Source::open(path)?;
+    refuse_as_source(&lower)?;
+    if lower.try_lock(true)? {
+        return Ok(lower);
+    }
+    let hint = "it is mounted for writing: unmount it there first";
+    Err(Failure::new("a lower is in use", lower.path.display(), hint))
 }
 
 /// What an upper keeps is not a directory of images.
@@ -52,7 +80,7 @@ pub fn refuse_as_source(source: &Source) -> Outcome<()> {
     Err(Failure::new("SOURCE is the upper of an overlay", place, hint))
 }
 
-fn overlap(upper: &Path, other: &PathBuf) -> Option<&'static str> {
+fn overlap(upper: &Path, other: &Path) -> Option<&'static str> {
     match () {
         () if upper == other => Some("is"),
         () if upper.starts_with(other) => Some("lies inside"),
@@ -74,11 +102,23 @@ pub fn lock(upper: &Source, read_only: bool) -> Outcome<()> {
     Err(Failure::new("UPPER is in use", upper.path.display(), hint))
 }
 
-/// The tree of an overlay mount.
-pub fn tree(source: Source, upper: &Source, config: &Config) -> Outcome<Arc<dyn Tree>> {
-    let lower = Lower { root: source.root, path: source.path.clone() };
-    overlay_tree(&upper.path, vec![lower], config)
-        .map_err(|error| refuse(&error, upper, &source.path))
+/// The tree of an overlay mount, and the locks of its layers.
+pub fn tree(
+    source: Source,
+    layers: Layers,
+    config: &Config,
+) -> Outcome<(Arc<dyn Tree>, Vec<OwnedFd>)> {
+    let Layers { upper, lowers } = layers;
+    let first = source.path.clone();
+    let (mut roots, mut locks) = (Vec::new(), Vec::new());
+    for Source { root, path, lock, .. } in std::iter::once(source).chain(lowers) {
+        roots.push(Lower { root, path });
+        locks.push(lock);
+    }
+    let tree =
+        overlay_tree(&upper.path, roots, config).map_err(|error| refuse(&error, &upper, &first))?;
+    locks.push(upper.lock);
+    Ok((tree, locks))
 }
 
 /// The tree of an upper that no mount uses, over the lowers it was made over.
