@@ -1,4 +1,4 @@
-//! Mounts to measure: ours, `examples/null`, bindfs. Each is a child of this process in the
+//! Mounts to measure: ours, `examples/null`, bindfs, fuse-overlayfs. Each is a child of this process in the
 //! foreground; dropping the guard unmounts and waits, whatever happened in between.
 
 use std::fs::{self, File};
@@ -46,6 +46,19 @@ impl Mount {
         let mut command = Command::new("bindfs");
         command.arg("-f").arg(source).arg(mountpoint);
         Mount::start("bindfs", command, mountpoint)
+    }
+
+    /// `fuse-overlayfs -f` with these layers.
+    pub fn fuse_overlayfs(lower: &Path, upper: &Path, work: &Path, at: &Path) -> Res<Mount> {
+        let layers = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            lower.display(),
+            upper.display(),
+            work.display()
+        );
+        let mut command = Command::new("fuse-overlayfs");
+        command.args(["-f", "-o", &layers]).arg(at);
+        Mount::start("fuse-overlayfs", command, at)
     }
 
     fn start(name: &'static str, mut command: Command, mountpoint: &Path) -> Res<Mount> {

@@ -136,6 +136,12 @@ impl Edit<'_> {
         let mut batch: Vec<Change> =
             rows.into_iter().map(|(ino, row)| Change::Inode(ino, row)).collect();
         batch.append(&mut self.changes);
-        self.tree.rows.meta.apply(&batch)
+        let gone = std::mem::take(&mut *self.tree.gone.lock());
+        batch.extend(gone.iter().map(|ino| Change::Purge(*ino)));
+        let applied = self.tree.rows.meta.apply(&batch);
+        if applied.is_err() {
+            self.tree.gone.lock().extend(gone);
+        }
+        applied
     }
 }

@@ -12,7 +12,7 @@
 //! is a name row: no name is reserved, nothing fails with EXDEV, no data is copied.
 //!
 //! Locks: `changes` (one change of rows at a time: from the view it is made on to its commit), then
-//! `files` and the node table's, which are leaves. Readers take none: they see the last commit.
+//! `files`, `gone` and the node table's, which are leaves. Readers take none: they see the last commit.
 
 mod acl;
 mod attrs;
@@ -79,6 +79,8 @@ pub struct OverlayTree {
     direct_io: DirectIo,
     read_only: bool,
     next: Mutex<NodeId>,
+    /// Without a name and a user: their rows go with the next commit.
+    gone: Mutex<Vec<NodeId>>,
     files: Mutex<HashMap<NodeId, Weak<OverlayDevice>>>,
 }
 
@@ -97,6 +99,7 @@ impl OverlayTree {
             direct_io,
             read_only,
             next: Mutex::new(next),
+            gone: Mutex::default(),
             files: Mutex::default(),
         };
         let root = Found { ino: ROOT, kind: S_IFDIR, lowers: tree.layers.roots() };
@@ -175,7 +178,16 @@ impl OverlayTree {
         let Some(node) = self.table.forget(ino, count) else { return };
         self.layers.forget(&node.lowers);
         if node.is_orphan() && !self.read_only {
-            self.purge(&[ino]);
+            self.let_go(ino);
+        }
+    }
+}
+
+impl Drop for OverlayTree {
+    fn drop(&mut self) {
+        let gone = std::mem::take(&mut *self.gone.lock());
+        if !gone.is_empty() {
+            self.purge(&gone);
         }
     }
 }

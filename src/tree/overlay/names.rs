@@ -17,6 +17,9 @@ use crate::tree::{Caller, Entry, NewNode, NodeId, Renamed};
 /// Links of an inode: what a row holds, and more than any filesystem allows.
 const LINKS_MAX: u32 = 1 << 30;
 
+/// Inodes whose rows may wait for the next commit.
+const GONE_MAX: usize = 1024;
+
 /// A directory and a name in it.
 type Place<'a> = (&'a Node, &'a OsStr);
 
@@ -316,7 +319,22 @@ impl OverlayTree {
         Ok(Renamed { moved: Some(moved.ino), other: Some(other.ino) })
     }
 
-    /// Nobody knows these any more, and they have no name: nothing of them is kept.
+    /// Nobody knows it any more, and it has no name: its blocks go now, its rows soon. After a crash
+    /// the next mount removes them.
+    pub(super) fn let_go(&self, ino: NodeId) {
+        self.files.lock().remove(&ino);
+        let _ = unlinkat(&*self.data, file::data_name(ino), AtFlags::empty());
+        let many = {
+            let mut gone = self.gone.lock();
+            gone.push(ino);
+            if gone.len() < GONE_MAX { Vec::new() } else { std::mem::take(&mut *gone) }
+        };
+        if !many.is_empty() {
+            self.purge(&many);
+        }
+    }
+
+    /// The same at once.
     pub(super) fn purge(&self, inodes: &[NodeId]) {
         let batch: Vec<Change> = inodes.iter().map(|ino| Change::Purge(*ino)).collect();
         let turn = self.rows.changes.lock();

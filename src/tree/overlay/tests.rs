@@ -158,6 +158,7 @@ fn what_has_no_name_goes_with_its_last_user_or_with_the_next_mount() {
         tree.unlink(ROOT, OsStr::new("a")).unwrap();
         assert_eq!(tree.attr(a.id).unwrap().nlink, 0);
         tree.forget(a.id, 1);
+        make(&tree, ROOT, "next", NewNode::Dir, 0o777);
         assert!(tree.view().unwrap().inode(a.id).unwrap().is_none());
         let b = make(&tree, ROOT, "b", NewNode::Special { rdev: 0 }, S_IFIFO | 0o600);
         tree.unlink(ROOT, OsStr::new("b")).unwrap();

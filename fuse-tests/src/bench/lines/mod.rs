@@ -4,6 +4,7 @@ mod durable;
 mod frontend;
 mod memory;
 mod names;
+mod overlay;
 mod reads;
 mod recovery;
 mod rig;
@@ -70,6 +71,11 @@ pub const ALL: &[Line] = &[
     Line { name: "wb-fast-journal", what: "the same, image on a slow device", run: durable::slow },
     Line { name: "wb-seq", what: "1 GiB sequential write + fsync", run: frontend::sequential },
     Line { name: "wb-recovery", what: "a mount with a dirty journal", run: recovery::large },
+    Line { name: "ov-first", what: "the first write into a lower image", run: overlay::first },
+    Line { name: "ov-random", what: "what random writes cost in the upper", run: overlay::random },
+    Line { name: "ov-names", what: "small files, against fuse-overlayfs", run: overlay::names },
+    Line { name: "ov-read", what: "reads of what is not changed", run: overlay::reads },
+    Line { name: "ov-durable", what: "4 KiB writes + fdatasync", run: overlay::durable },
     Line { name: "wb-recovery64", what: "the same, records of 64 bytes", run: recovery::tiny },
 ];
 

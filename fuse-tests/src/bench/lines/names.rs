@@ -12,13 +12,13 @@ use super::super::duel::Duel;
 use super::super::report::Row;
 use super::Env;
 
-const PHASES: [&str; 4] = ["create + 5 bytes + close", "stat", "ls -l", "unlink"];
+pub(super) const PHASES: [&str; 4] = ["create + 5 bytes + close", "stat", "ls -l", "unlink"];
 
 /// Both sides let the kernel believe a name for 1 s; each phase begins when that is over, so a
 /// faster contender is not punished with names that expired less.
 const EXPIRY: Duration = Duration::from_millis(1100);
 
-fn phases(directory: &Path, count: usize) -> Res<[f64; 4]> {
+pub(super) fn phases(directory: &Path, count: usize) -> Res<[f64; 4]> {
     fs::create_dir(directory)?;
     let names: Vec<_> = (0..count).map(|n| directory.join(format!("file-{n:05}"))).collect();
     let timed = |work: &dyn Fn() -> Res<()>| -> Res<f64> {
