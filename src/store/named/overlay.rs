@@ -16,6 +16,23 @@ struct Disk {
 }
 
 impl Disk {
+    fn new() -> Disk {
+        let geometry = Geometry { segment_bytes: 256 << 10, count: 8 };
+        let journal = FaultLog::new().add("journal", Image::default());
+        journal.set_size(geometry.device_bytes()).unwrap();
+        Journal::format_as(&*journal, geometry, *b"named test store").unwrap();
+        let (data, slots, journal) = (Arc::default(), Arc::default(), journal.image());
+        Disk { lower: lower(150_000), data, slots, journal }
+    }
+
+    /// What it has without the journal.
+    fn home(&self) -> Vec<u8> {
+        let home = overlay(&self.lower, self.data.clone(), self.slots.clone(), 16384);
+        let mut bytes = vec![0; home.size().unwrap() as usize];
+        home.read_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
     fn open(&self, setup: &Setup) -> Kit {
         let device = overlay(&self.lower, self.data.clone(), self.slots.clone(), 16384);
         let journal = FaultLog::new().add("journal", self.journal.clone());
@@ -33,6 +50,11 @@ impl Disk {
             journal: kit.journal.image(),
         }
     }
+}
+
+fn setup(cache_mode: CacheMode) -> Setup {
+    let config = StoreConfig { cache_mode, sequential_cutoff: 64 << 10, ..config() };
+    Setup { config, ..Setup::default() }
 }
 
 fn change(kit: &Kit, model: &mut Vec<u8>, random: &mut Random) {
@@ -67,16 +89,10 @@ fn change(kit: &Kit, model: &mut Vec<u8>, random: &mut Random) {
 
 fn run(seed: u64, mode: CacheMode) {
     let mut random = Random::new(seed);
-    let setup = Setup { config: StoreConfig { cache_mode: mode, ..config() }, ..Setup::default() };
-    let geometry = Geometry { segment_bytes: 256 << 10, count: 8 };
-    let journal = FaultLog::new().add("journal", Image::default());
-    journal.set_size(geometry.device_bytes()).unwrap();
-    Journal::format_as(&*journal, geometry, *b"named test store").unwrap();
-    let lower = lower(150_000);
-    let untouched = lower.image();
+    let setup = setup(mode);
+    let mut disk = Disk::new();
+    let untouched = disk.lower.image();
     let mut model = untouched.to_vec();
-    let (data, slots, journal) = (Arc::default(), Arc::default(), journal.image());
-    let mut disk = Disk { lower, data, slots, journal };
     for life in 0..6 {
         let kit = disk.open(&setup);
         assert!(read(kit.device(0)).unwrap() == model, "seed {seed:#x}, {mode:?}, life {life}");
@@ -92,10 +108,7 @@ fn run(seed: u64, mode: CacheMode) {
     }
     let kit = disk.open(&setup);
     kit.drain();
-    let home = overlay(&disk.lower, disk.data.clone(), disk.slots.clone(), 16384);
-    let mut bytes = vec![0; home.size().unwrap() as usize];
-    home.read_at(&mut bytes, 0).unwrap();
-    assert!(bytes == model, "seed {seed:#x}, {mode:?}: not what went home");
+    assert!(disk.home() == model, "seed {seed:#x}, {mode:?}: not what went home");
     assert!(disk.lower.image() == untouched, "the lower was written");
 }
 
@@ -104,5 +117,19 @@ fn what_was_acknowledged_survives_a_kill_through_an_overlay() {
     for seed in 0..8 {
         run(seed, CacheMode::Writeback);
         run(seed, CacheMode::Writethrough);
+    }
+}
+
+#[test]
+fn a_stream_past_the_journal_survives_a_kill_at_once() {
+    let disk = Disk::new();
+    let kit = disk.open(&setup(CacheMode::Writeback));
+    let part = vec![7; 64 << 10];
+    for number in 0..16 {
+        kit.device(0).write(number << 16, &part).unwrap();
+        let home = disk.after(&kit).home();
+        // The first parts are no stream yet.
+        let end = (number as usize + 1) << 16;
+        assert!(number < 8 || home.len() >= end && home[end - part.len()..end] == part, "{number}");
     }
 }
