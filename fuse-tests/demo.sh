@@ -153,6 +153,31 @@ expected=$(sha256sum <"$dir/expected.img")
 verdict $? "$(echo "$sum" | cut -c 1-16)..., expected $(echo "$expected" | cut -c 1-16)..."
 stop
 
+# An overlay over an image of 8 GiB: one block is written, and taken back.
+golden=$dir/golden upper=$dir/upper
+mkdir "$golden" && truncate -s 8G "$golden/server.img" || exit 1
+typed "bcachefs-fuse mount --upper upper golden mnt   # golden has an image of 8 GiB"
+"$bin" mount --upper "$upper" "$golden" "$mnt" && mounted
+verdict $? "golden on mnt, changes go into upper"
+typed "dd of=mnt/server.img bs=4k count=1 seek=1M conv=notrunc,fsync"
+before=$(date +%s%N)
+head -c 4096 /dev/urandom |
+    dd of="$mnt/server.img" bs=4k count=1 seek=1M conv=notrunc,fsync status=none
+code=$?
+ms=$((($(date +%s%N) - before) / 1000000))
+said=$("$bin" diff "$mnt")
+held=$(($(du -s --block-size=1 "$upper/data" | cut -f 1) - $(stat -c '%b * %B' "$upper/data")))
+[ $code = 0 ] && [ "$said" = "M server.img  4K" ] && [ "$held" -le 65536 ]
+verdict $? "$ms ms, $held bytes in upper/data; diff says: $said"
+typed "bcachefs-fuse revert --yes mnt"
+for _ in 1 2 3 4 5; do
+    said=$("$bin" revert --yes "$mnt" 2>&1) && break
+    sleep 0.2
+done
+[ -z "$("$bin" diff "$mnt")" ] && cmp -s -n 8192 -i 4294967296 "$mnt/server.img" "$golden/server.img"
+verdict $? "${said##*: }; golden again"
+stop
+
 typed "e2fsck -fn images/a.img   # and b, c"
 ok=0
 for i in a b c; do
