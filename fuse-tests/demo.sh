@@ -174,7 +174,8 @@ for _ in 1 2 3 4 5; do
     said=$("$bin" revert --yes "$mnt" 2>&1) && break
     sleep 0.2
 done
-[ -z "$("$bin" diff "$mnt")" ] && cmp -s -n 8192 -i 4294967296 "$mnt/server.img" "$golden/server.img"
+[ -z "$("$bin" diff "$mnt")" ] &&
+    cmp -s -n 8192 -i 4294967296 "$mnt/server.img" "$golden/server.img"
 verdict $? "${said##*: }; golden again"
 stop
 

@@ -10,9 +10,9 @@ say() { echo "deps: $*" >&2; }
 
 # command:package, one for each command a test runs
 wanted="fusermount3:fuse3 setfacl:acl setfattr:attr mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs
-mksquashfs:squashfs-tools mkfs.ext4:e2fsprogs bindfs:bindfs fuse-overlayfs:fuse-overlayfs fio:fio qemu-img:qemu-utils
-losetup:mount setpriv:util-linux useradd:passwd findmnt:util-linux fsfreeze:util-linux
-sqlite3:sqlite3 setcap:libcap2-bin"
+mksquashfs:squashfs-tools mkfs.ext4:e2fsprogs bindfs:bindfs fio:fio
+qemu-img:qemu-utils fuse-overlayfs:fuse-overlayfs losetup:mount setpriv:util-linux
+useradd:passwd findmnt:util-linux fsfreeze:util-linux sqlite3:sqlite3 setcap:libcap2-bin"
 [ "${WITH_ZFS:-}" = 1 ] && wanted="$wanted zfs-fuse:zfs-fuse zpool:zfs-fuse"
 
 PATH=$PATH:/usr/sbin:/sbin

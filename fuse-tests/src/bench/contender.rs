@@ -1,5 +1,5 @@
-//! Mounts to measure: ours, `examples/null`, bindfs, fuse-overlayfs. Each is a child of this process in the
-//! foreground; dropping the guard unmounts and waits, whatever happened in between.
+//! Mounts to measure: ours, `examples/null`, bindfs, fuse-overlayfs. Each is a child of this
+//! process in the foreground; dropping the guard unmounts and waits, whatever happened in between.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;

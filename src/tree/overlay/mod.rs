@@ -12,7 +12,8 @@
 //! is a name row: no name is reserved, nothing fails with EXDEV, no data is copied.
 //!
 //! Locks: `changes` (one change of rows at a time: from the view it is made on to its commit), then
-//! `files`, `gone` and the node table's, which are leaves. Readers take none: they see the last commit.
+//! `files`, `gone` and the node table's, which are leaves. Readers take none: they see the last
+//! commit.
 
 mod acl;
 mod attrs;

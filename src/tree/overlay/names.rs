@@ -319,8 +319,8 @@ impl OverlayTree {
         Ok(Renamed { moved: Some(moved.ino), other: Some(other.ino) })
     }
 
-    /// Nobody knows it any more, and it has no name: its blocks go now, its rows soon. After a crash
-    /// the next mount removes them.
+    /// Nobody knows it any more, and it has no name: its blocks go now, its rows soon. After a
+    /// crash the next mount removes them.
     pub(super) fn let_go(&self, ino: NodeId) {
         self.files.lock().remove(&ino);
         let _ = unlinkat(&*self.data, file::data_name(ino), AtFlags::empty());
