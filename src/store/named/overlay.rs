@@ -1,5 +1,6 @@
 //! The store over an overlay device: whatever way a change takes, journal or past it, it is there
 //! after a kill, though nobody synced.
+#![cfg(test)]
 
 use super::*;
 use crate::device::overlay::kit_tests::{lower, overlay};
