@@ -126,6 +126,8 @@ macro_rules! refusals {
 
 #[path = "errors/damage.rs"]
 mod damage;
+#[path = "errors/layers.rs"]
+mod layers;
 #[path = "errors/state.rs"]
 mod state;
 
@@ -332,7 +334,7 @@ refusals! {
 fn every_line_has_its_test() {
     let golden = golden();
     let lines: Vec<&str> = golden.keys().map(String::as_str).collect();
-    let mut tests = [NAMES, state::NAMES, damage::NAMES].concat();
+    let mut tests = [NAMES, state::NAMES, damage::NAMES, layers::NAMES].concat();
     tests.sort_unstable();
     assert_eq!(lines, tests, "left: golden/errors.txt, right: tests");
 }

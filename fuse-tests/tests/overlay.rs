@@ -260,3 +260,89 @@ fn the_first_of_several_lowers_wins() {
     assert_eq!(seen, ("one".into(), "two".into()));
     assert_eq!(locks, [true, false], "a shared lock, and an exclusive one");
 }
+
+#[test]
+fn a_full_upper_is_told_and_used_again_once_there_is_room() {
+    if !fuse_tests::report::have_fuse() || !fuse_tests::report::have_root("a loop mount") {
+        return;
+    }
+    let scratch = fuse_tests::paths::Scratch::new("over-full");
+    let disk = scratch.path().join("disk");
+    File::create(&disk).unwrap().set_len(192 << 20).unwrap();
+    let small = fuse_tests::loopfs::LoopFs::make(&disk, &scratch.path().join("small")).unwrap();
+    let upper = format!("upper={}", small.path().join("upper").display());
+    let builder = Mount::builder("over-full-mnt").default_mode().prepare(image);
+    let Some(mut mount) = builder.option(&upper).option("journal_size=8M").start() else { return };
+    let mut made = Vec::new();
+    let full = (0..400).find_map(|n| {
+        let path = mount.at(format!("file-{n}"));
+        let bytes = pattern(n, MIB);
+        let written = fs::write(&path, &bytes).and_then(|()| File::open(&path)?.sync_all());
+        match written {
+            Ok(()) => made.push((path, bytes)),
+            Err(error) => return Some(error),
+        }
+        None
+    });
+    let full = full.expect("the disk became full");
+    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC), "{full}");
+    assert!(made.len() > 10, "full after {} MiB", made.len());
+    let holds = |made: &[(std::path::PathBuf, Vec<u8>)]| {
+        made.iter().for_each(|(path, bytes)| {
+            assert!(fs::read(path).unwrap() == *bytes, "{}", path.display());
+        });
+    };
+    holds(&made);
+    // Room again (64 MiB are kept free for what is dirty): names and data as before.
+    for (path, _) in made.drain(..made.len() / 2) {
+        fs::remove_file(path).unwrap();
+    }
+    let wrote = fuse_tests::tools::wait_for(std::time::Duration::from_secs(20), || {
+        fs::write(mount.at("again"), pattern(3, MIB)).ok()
+    });
+    assert!(wrote.is_some(), "there is no room after files were removed");
+    made.push((mount.at("again"), pattern(3, MIB)));
+    holds(&made);
+    mount.kill();
+    mount.start_again();
+    holds(&made);
+    assert!(mount.unmount().success(), "{}", mount.log());
+    drop(mount);
+    drop(small);
+}
+
+#[test]
+fn names_that_find_no_room_are_told_and_go_on_once_there_is_some() {
+    if !fuse_tests::report::have_fuse() || !fuse_tests::report::have_root("a loop mount") {
+        return;
+    }
+    let scratch = fuse_tests::paths::Scratch::new("over-names");
+    let disk = scratch.path().join("disk");
+    File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+    let small = fuse_tests::loopfs::LoopFs::make(&disk, &scratch.path().join("small")).unwrap();
+    let upper = format!("upper={}", small.path().join("upper").display());
+    let builder = Mount::builder("over-names-mnt").default_mode().prepare(image);
+    let Some(mut mount) = builder.option(&upper).option("journal_size=8M").start() else { return };
+    // Everything but some pages.
+    let filler = small.path().join("filler");
+    let full = pattern(1, MIB).repeat(64);
+    assert!(fs::write(&filler, &full).is_err(), "the disk is larger than it was made");
+    let name = |n: usize| format!("{n:05}-{}", "x".repeat(200));
+    let refused = (0..20_000).find_map(|n| {
+        let made = fs::create_dir(mount.at(name(n)));
+        made.err().map(|error| (n, error))
+    });
+    let (count, error) = refused.expect("names need no room");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+    assert!(count > 10, "no room after {count} names");
+    fs::remove_file(&filler).unwrap();
+    fs::create_dir(mount.at("again")).unwrap();
+    mount.kill();
+    mount.start_again();
+    assert!(mount.at("again").is_dir());
+    for n in 0..count {
+        assert!(mount.at(name(n)).is_dir(), "{n} of {count} is gone");
+    }
+    drop(mount);
+    drop(small);
+}

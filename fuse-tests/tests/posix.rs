@@ -99,7 +99,7 @@ fn pjdfstest() {
     let mut failed = 0;
     for word in chosen.split(',') {
         let backing = Backing::parse(word).unwrap_or_else(|| panic!("FUSE_TESTS_POSIX: {word}"));
-        failed += pjdfstest_over(Mount::builder("pjdfstest").backing(backing), backing.name());
+        failed += pjdfstest_over(Mount::builder("pjdfstest").backing(backing), "", backing.name());
     }
     assert_eq!(failed, 0, "cases of pjdfstest failed");
 }
@@ -110,7 +110,7 @@ fn pjdfstest_in_writeback_mode() {
         return;
     }
     let Some(builder) = writeback::on_ext4("pjdfstest-wb", 512) else { return };
-    let failed = pjdfstest_over(builder, "ext4-writeback");
+    let failed = pjdfstest_over(builder, "", "ext4-writeback");
     assert_eq!(failed, 0, "cases of pjdfstest failed");
 }
 
@@ -119,7 +119,31 @@ fn pjdfstest_on_an_overlay() {
     if !report::have_fuse() || !report::have_root("pjdfstest changes users") {
         return;
     }
-    let failed = pjdfstest_over(Mount::builder("pjdfstest-over").upper(), "overlay");
+    let failed = pjdfstest_over(Mount::builder("pjdfstest-over").upper(), "", "overlay");
+    assert_eq!(failed, 0, "cases of pjdfstest failed");
+}
+
+/// A tree in the lower, files of other owners all over it.
+fn full_lower(lower: &Path) {
+    for directory in ["deep", "deep/er", "deep/er/still"] {
+        let directory = lower.join(directory);
+        fs::create_dir(&directory).unwrap();
+        for n in 0..100_u32 {
+            let file = directory.join(format!("file-{n}"));
+            fs::write(&file, format!("{n}")).unwrap();
+            std::os::unix::fs::chown(&file, Some(1000 + n), Some(2000 + n)).unwrap();
+        }
+        fs::create_dir(directory.join("empty")).unwrap();
+    }
+}
+
+#[test]
+fn pjdfstest_on_an_overlay_over_a_full_lower() {
+    if !report::have_fuse() || !report::have_root("pjdfstest changes users") {
+        return;
+    }
+    let builder = Mount::builder("pjdfstest-full").upper().prepare(full_lower);
+    let failed = pjdfstest_over(builder, "deep/er/still", "overlay-full");
     assert_eq!(failed, 0, "cases of pjdfstest failed");
 }
 
@@ -137,8 +161,8 @@ fn fsx_finds_no_mismatch_on_an_overlay() {
     assert!(fs::read(mount.source_at("fsx-31")).unwrap() == before, "the lower was changed");
 }
 
-/// `over` names the filesystem and the mode in the report.
-fn pjdfstest_over(builder: Builder, over: &str) -> usize {
+/// In the directory `below` of the mount; `over` names the filesystem and the mode in the report.
+fn pjdfstest_over(builder: Builder, below: &str, over: &str) -> usize {
     let builder = builder.limit(Duration::from_secs(300));
     let mount = builder.start().expect("fuse and root were asked for");
     let config = mount.scratch().join("pjdfstest.toml");
@@ -148,7 +172,7 @@ fn pjdfstest_over(builder: Builder, over: &str) -> usize {
     fs::create_dir(&other).unwrap();
     let other = other.to_str().unwrap();
     // Its sockets have names of 108 bytes at most.
-    let short = ShortPath::new(mount.path());
+    let short = ShortPath::new(&mount.at(below));
     let args = ["-c", config.to_str().unwrap(), "-s", other, "-p", short.path().to_str().unwrap()];
     let output = try_run(paths::tool("pjdfstest"), &args);
     let text = String::from_utf8_lossy(&output.stdout);

@@ -3,9 +3,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// The kernel's limit of a handle's size (MAX_HANDLE_SZ).
 const MAX_HANDLE_BYTES: usize = 128;
+
+/// Looks at an inode whose number is being used again, and the time between two.
+const CREATING_LOOKS: u32 = 50;
+const CREATING_PAUSE: Duration = Duration::from_millis(1);
 
 /// The opaque bytes of name_to_handle_at(2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -69,6 +74,19 @@ impl FileHandle {
     /// Opens the inode. `mount` is any real (not O_PATH) descriptor of its filesystem. ESTALE if
     /// the inode is gone, EPERM without CAP_DAC_READ_SEARCH.
     pub fn open(&self, mount: impl AsFd, flags: rustix::fs::OFlags) -> io::Result<OwnedFd> {
+        for _ in 0..CREATING_LOOKS {
+            match self.open_once(&mount, flags) {
+                // ext4 says so, too, while the inode's number is being given to a new file.
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                    std::thread::sleep(CREATING_PAUSE);
+                }
+                other => return other,
+            }
+        }
+        self.open_once(&mount, flags)
+    }
+
+    fn open_once(&self, mount: impl AsFd, flags: rustix::fs::OFlags) -> io::Result<OwnedFd> {
         let mut raw = RawHandle {
             handle_bytes: self.bytes.len() as u32,
             handle_type: self.kind,

@@ -39,24 +39,40 @@ pub fn open(
     lowers: &[PathBuf],
     mountpoint: &Path,
 ) -> Outcome<Layers> {
+    let cannot = |errno| {
+        let hint = "give a directory of your own with --upper";
+        Failure::new(words_of(errno), typed.display(), hint)
+    };
+    // Before anything is made, and again where a link leads elsewhere.
+    let parent = typed.parent().unwrap_or(Path::new("/")).canonicalize();
+    let parent =
+        parent.map_err(|error| cannot(Errno::from_io_error(&error).unwrap_or(Errno::NOENT)))?;
+    let lowers = lowers.iter().map(|path| lower(path)).collect::<Outcome<Vec<_>>>()?;
+    let apart = |path: &Path| must_be_apart(path, source, &lowers, mountpoint);
+    apart(&parent.join(typed.file_name().unwrap_or_default()))?;
     match rustix::fs::mkdir(typed, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => {
-            let hint = "give a directory of your own with --upper";
-            return Err(Failure::new(words_of(errno), typed.display(), hint));
-        }
+        Err(errno) => return Err(cannot(errno)),
     }
     let upper = Source::open(typed)?;
-    let place = upper.path.display();
-    let lowers = lowers.iter().map(|path| lower(path)).collect::<Outcome<Vec<_>>>()?;
+    apart(&upper.path)?;
+    Ok(Layers { upper, lowers })
+}
+
+fn must_be_apart(
+    upper: &Path,
+    source: &Source,
+    lowers: &[Source],
+    mountpoint: &Path,
+) -> Outcome<()> {
     let others = [("SOURCE", source.path.as_path()), ("MOUNTPOINT", mountpoint)].into_iter();
     for (what, other) in others.chain(lowers.iter().map(|lower| ("a lower", &*lower.path))) {
-        if let Some(how) = overlap(&upper.path, other) {
-            let hint = "give a directory elsewhere";
-            return Err(Failure::new(format!("UPPER {how} {what}"), place, hint));
+        if let Some(how) = overlap(upper, other) {
+            let (what, hint) = (format!("UPPER {how} {what}"), "give a directory elsewhere");
+            return Err(Failure::new(what, upper.display(), hint));
         }
     }
-    Ok(Layers { upper, lowers })
+    Ok(())
 }
 
 /// A lower is only read, by any number of overlays.

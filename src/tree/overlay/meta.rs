@@ -2,10 +2,14 @@
 //!
 //! A change is a batch of rows, applied in one transaction that is durable on return: all of it or
 //! nothing. Rows are logical (what a row is afterwards), so that applying a batch again changes
-//! nothing. No locks of its own: redb has one writer at a time, readers see the last commit.
+//! nothing. redb has one writer at a time, readers see the last commit.
+//!
+//! States: open -> closed by an error of its file (redb uses it no more after one) -> opened again,
+//! as the last commit left it, for the next call. Lock: `db`, held for one call.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use parking_lot::RwLock;
 use redb::{
     Database, ReadOnlyTable, ReadableTable, Table, TableDefinition, TableError, WriteTransaction,
 };
@@ -148,7 +152,8 @@ pub enum NameRow {
 
 /// The open database.
 pub struct Meta {
-    db: Database,
+    path: PathBuf,
+    db: RwLock<Option<Database>>,
 }
 
 /// What the last commit left.
@@ -162,10 +167,19 @@ pub struct View {
 /// Turns an error of the database into ours.
 fn failed<E: Into<redb::Error>>(error: E) -> Error {
     match error.into() {
+        redb::Error::Io(error) if is_damage(&error) => {
+            Error::new(Kind::Corrupt, "meta.redb", "no database")
+        }
         redb::Error::Io(error) => Error::os("meta.redb", error),
+        redb::Error::PreviousIo => Error::os("meta.redb", rustix::io::Errno::IO),
         redb::Error::DatabaseAlreadyOpen => Error::new(Kind::Busy, "open", NAME),
         other => Error::new(Kind::Corrupt, "meta.redb", other.to_string()),
     }
+}
+
+fn is_damage(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{InvalidData, UnexpectedEof};
+    matches!(error.kind(), InvalidData | UnexpectedEof)
 }
 
 fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
@@ -206,12 +220,24 @@ impl Meta {
         }
         Tables::open(&txn)?;
         txn.commit().map_err(failed)?;
-        Ok(Meta { db })
+        Ok(Meta { path: path.to_owned(), db: RwLock::new(Some(db)) })
     }
 
     /// Opens what is there. Busy if another process has it open.
     pub fn open(path: &Path) -> Result<Meta> {
-        Ok(Meta { db: Database::open(path).map_err(failed)? })
+        let db = Database::open(path).map_err(failed)?;
+        Ok(Meta { path: path.to_owned(), db: RwLock::new(Some(db)) })
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+        if let Some(db) = &*self.db.read() {
+            return act(db);
+        }
+        let mut place = self.db.write();
+        if place.is_none() {
+            *place = Some(Database::open(&self.path).map_err(failed)?);
+        }
+        place.as_ref().map_or_else(|| Err(Error::new(Kind::Internal, "open", NAME)), act)
     }
 
     /// What the upper is.
@@ -233,7 +259,7 @@ impl Meta {
     }
 
     fn super_row(&self, name: &str) -> Result<Vec<u8>> {
-        let txn = self.db.begin_read().map_err(failed)?;
+        let txn = self.with(|db| db.begin_read().map_err(failed))?;
         let table = match txn.open_table(SUPER) {
             Err(TableError::TableDoesNotExist(_)) => {
                 return Err(Error::new(Kind::Corrupt, "open", NAME));
@@ -247,7 +273,7 @@ impl Meta {
 
     /// Inodes without a name that a crash left.
     pub fn orphans(&self) -> Result<Vec<NodeId>> {
-        let txn = self.db.begin_read().map_err(failed)?;
+        let txn = self.with(|db| db.begin_read().map_err(failed))?;
         let table = txn.open_table(ORPHANS).map_err(failed)?;
         let rows = table.iter().map_err(failed)?;
         rows.map(|row| row.map(|(ino, _)| ino.value()).map_err(failed)).collect()
@@ -255,7 +281,7 @@ impl Meta {
 
     /// What the last commit left.
     pub fn view(&self) -> Result<View> {
-        let txn = self.db.begin_read().map_err(failed)?;
+        let txn = self.with(|db| db.begin_read().map_err(failed))?;
         Ok(View {
             inodes: txn.open_table(INODES).map_err(failed)?,
             names: txn.open_table(NAMES).map_err(failed)?,
@@ -269,12 +295,19 @@ impl Meta {
         if batch.is_empty() {
             return Ok(());
         }
-        let txn = self.db.begin_write().map_err(failed)?;
-        {
-            let mut tables = Tables::open(&txn)?;
-            batch.iter().try_for_each(|change| tables.apply(change))?;
+        let applied = self.with(|db| {
+            let txn = db.begin_write().map_err(failed)?;
+            {
+                let mut tables = Tables::open(&txn)?;
+                batch.iter().try_for_each(|change| tables.apply(change))?;
+            }
+            txn.commit().map_err(failed)
+        });
+        if applied.is_err() {
+            // A full disk, most likely. It is opened again, whatever it was.
+            *self.db.write() = None;
         }
-        txn.commit().map_err(failed)
+        applied
     }
 }
 
