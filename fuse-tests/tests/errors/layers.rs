@@ -30,7 +30,8 @@ refusals! {
         t.mount("--upper other src mnt")
     };
     upper_of_another_lower 1 |t| {
-        t.sh("mkdir low up && ./bcachefs-fuse mount --upper up low mnt && umount -i mnt && sleep 1");
+        let made = "mkdir low up && ./bcachefs-fuse mount --upper up low mnt";
+        t.sh(&format!("{made} && umount -i mnt && sleep 1"));
         t.mount("--upper up src mnt")
     };
     upper_damaged 1 |t| {
