@@ -110,6 +110,7 @@ impl Fs {
     /// Makes a file durable, with a journal its new names too.
     pub fn sync(&self, node: NodeId, fh: u64, data_only: bool) -> Result<()> {
         self.sync_names_of(node)?;
+        self.tree.sync_attr(node)?;
         self.with_device(node, Some(fh), false, |device| device.sync(data_only))
     }
 

@@ -221,6 +221,11 @@ pub trait Tree: Send + Sync {
     /// Makes a directory's names durable.
     fn sync_dir(&self, node: NodeId, data_only: bool) -> Result<()>;
 
+    /// Makes a node's attributes durable, where the sync of its file does not.
+    fn sync_attr(&self, _node: NodeId) -> Result<()> {
+        Ok(())
+    }
+
     /// The filesystem of a node.
     fn statfs(&self, node: NodeId) -> Result<FsStat>;
 

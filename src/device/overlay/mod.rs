@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
 
 use self::map::Map;
 use self::save::Saved;
@@ -40,7 +41,7 @@ use crate::error::{Error, Kind, Result};
 use crate::units::{Stamp, Timestamp};
 
 /// State of an overlay block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BlockState {
     /// As the lower has it; zeros at and behind `lower_end`.
     Lower,
@@ -52,7 +53,7 @@ pub enum BlockState {
 
 /// A run of blocks in one state: a row of the map. `Lower` is never stored: it is what no row
 /// covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MapExtent {
     /// The first block, which names the row.
     pub first: u64,

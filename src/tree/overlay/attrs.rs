@@ -8,8 +8,9 @@ use rustix::io::Errno;
 
 use super::acl::{self, Acl};
 use super::edit::Edit;
-use super::meta::{Change, Inode, View};
+use super::meta::{Change, Inode};
 use super::node::Node;
+use super::view::View;
 use super::{OverlayTree, file};
 use crate::device::BlockDevice;
 use crate::error::{Error, Kind, Result};

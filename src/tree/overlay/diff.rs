@@ -8,8 +8,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use super::meta::{Inode, NameRow, View};
+use super::meta::{Inode, NameRow};
 use super::node::{Found, LowerRef};
+use super::view::View;
 use super::{OverlayTree, S_IFDIR, S_IFMT, S_IFREG};
 use crate::device::BlockDevice;
 use crate::device::overlay::{BlockState, MapExtent};

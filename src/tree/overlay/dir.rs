@@ -6,8 +6,9 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use super::meta::{NameRow, View};
+use super::meta::NameRow;
 use super::node::Node;
+use super::view::View;
 use super::{OverlayTree, S_IFDIR};
 use crate::error::Result;
 use crate::sys::flags::S_IFMT;

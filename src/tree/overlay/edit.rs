@@ -10,8 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use parking_lot::MutexGuard;
 
 use super::OverlayTree;
-use super::meta::{Change, Inode, View};
+use super::meta::{Change, Inode};
 use super::node::Node;
+use super::view::View;
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::sys::flags::{S_IFDIR, S_IFLNK, S_IFMT};
@@ -130,7 +131,7 @@ impl Edit<'_> {
         self.changes.push(change);
     }
 
-    /// Makes it so, durable on return.
+    /// Makes it so: it survives kill -9.
     pub(super) fn commit(mut self) -> Result<()> {
         let rows = std::mem::take(&mut self.inodes);
         let mut batch: Vec<Change> =
@@ -138,7 +139,7 @@ impl Edit<'_> {
         batch.append(&mut self.changes);
         let gone = std::mem::take(&mut *self.tree.gone.lock());
         batch.extend(gone.iter().map(|ino| Change::Purge(*ino)));
-        let applied = self.tree.rows.meta.apply(&batch);
+        let applied = self.tree.rows.meta.note(&batch);
         if applied.is_err() {
             self.tree.gone.lock().extend(gone);
         }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, openat};
@@ -15,7 +15,7 @@ use crate::device::{BlockDevice, FileDevice};
 use crate::error::{Error, Kind, Result};
 use crate::journal::DeviceIdentity;
 use crate::store::recovery::{Located, Resolver};
-use crate::tree::{NodeId, Timestamp, Tree};
+use crate::tree::{NodeId, ROOT, Timestamp, Tree};
 use crate::units::Stamp;
 
 /// The name of an inode's file in `data/`.
@@ -95,6 +95,26 @@ impl OverlayTree {
         Ok(device)
     }
 
+    /// Gives the lower's file of this number at a path its row; false if there is none.
+    fn copy_up_at(&self, path: &Path, ino: NodeId) -> Result<bool> {
+        let mut held = Vec::new();
+        for name in path {
+            let dir = held.last().map_or(ROOT, |node: &Arc<Node>| node.ino);
+            let node = self.enter(&self.view()?, &*self.node(dir)?, name)?;
+            match node {
+                Some(node) => held.push(node),
+                None => break,
+            }
+        }
+        let found = held.len() == path.iter().count() && held.last().is_some_and(|n| n.ino == ino);
+        let copied = match held.last() {
+            Some(node) if found => self.copy_up(node),
+            _ => Ok(()),
+        };
+        held.iter().for_each(|node| self.drop_counts(node.ino, 1));
+        copied.map(|()| found)
+    }
+
     fn data_file(&self, ino: NodeId) -> FileDevice {
         let (data, name): (Arc<OwnedFd>, _) = (self.data.clone(), data_name(ino));
         let opener = move |flags: OFlags| {
@@ -110,15 +130,22 @@ impl Resolver for OverlayTree {
         if record.filesystem != self.uuid {
             return Ok(None);
         }
-        let view = self.view()?;
-        let Some(row) = view.inode(record.inode)? else { return Ok(None) };
         let path = PathBuf::from(std::ffi::OsString::from_vec(record.path.clone()));
+        let mut view = self.view()?;
+        if view.inode(record.inode)?.is_none() {
+            // A lower's file may lose its row to a power cut, and its data not.
+            if !self.copy_up_at(&path, record.inode)? {
+                return Ok(None);
+            }
+            view = self.view()?;
+        }
+        let Some(row) = view.inode(record.inode)? else { return Ok(None) };
         let found = self.found(&view, record.inode)?;
         if found.kind != crate::sys::flags::S_IFREG {
             return Err(Error::new(Kind::Corrupt, "find", path.display().to_string()));
         }
         // Counted for good: a file that is dirty when the mount begins.
-        let (node, surplus) = self.table.enter(found, crate::tree::ROOT, path.as_os_str());
+        let (node, surplus) = self.table.enter(found, ROOT, path.as_os_str());
         self.layers.forget(&surplus);
         let device = self.device(&node)?;
         // Nobody else changes an upper: what its rows say cannot be news.

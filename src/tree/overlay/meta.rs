@@ -1,20 +1,25 @@
 //! `meta.redb`: inodes, names, extended attributes and block maps of an upper layer.
 //!
-//! A change is a batch of rows, applied in one transaction that is durable on return: all of it or
-//! nothing. Rows are logical (what a row is afterwards), so that applying a batch again changes
-//! nothing. redb has one writer at a time, readers see the last commit.
+//! A change is a batch of rows, applied in one transaction: all of it or nothing. `note` makes it
+//! survive kill -9 (a record in `names.log`, a commit that is not durable: no wait for a disk),
+//! `apply` and `checkpoint` make it and all before it durable. After a crash the database is as the
+//! last durable commit left it, and what the log has behind that is applied again. Rows are logical
+//! (what a row is afterwards), so that applying a batch again changes nothing.
+//!
+//! redb has one writer at a time, readers see the last commit.
 //!
 //! States: open -> closed by an error of its file (redb uses it no more after one) -> opened again,
-//! as the last commit left it, for the next call. Lock: `db`, held for one call.
+//! as the last commit left it, for the next call. Locks: `log`, then `db`, held for one call.
 
 use std::path::{Path, PathBuf};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use redb::{
-    Database, ReadOnlyTable, ReadableTable, Table, TableDefinition, TableError, WriteTransaction,
+    Database, Durability, ReadableTable, Table, TableDefinition, TableError, WriteTransaction,
 };
 use serde::{Deserialize, Serialize};
 
+use super::batches::BatchLog;
 use crate::device::overlay::{BlockState, MapExtent};
 use crate::error::{Error, Kind, Result};
 use crate::tree::{NodeId, Timestamp};
@@ -29,14 +34,17 @@ const VERSION: u32 = 1;
 pub const FIRST_UPPER: NodeId = 1 << 62;
 
 const SUPER: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("super");
-const INODES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("inodes");
-const NAMES: TableDefinition<'_, (u64, &[u8]), u64> = TableDefinition::new("names");
-const XATTRS: TableDefinition<'_, (u64, &[u8]), &[u8]> = TableDefinition::new("xattrs");
-const MAPS: TableDefinition<'_, (u64, u64), (u64, u8)> = TableDefinition::new("maps");
+pub(super) const INODES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("inodes");
+pub(super) const NAMES: TableDefinition<'_, (u64, &[u8]), u64> = TableDefinition::new("names");
+pub(super) const XATTRS: TableDefinition<'_, (u64, &[u8]), &[u8]> = TableDefinition::new("xattrs");
+pub(super) const MAPS: TableDefinition<'_, (u64, u64), (u64, u8)> = TableDefinition::new("maps");
 const ORPHANS: TableDefinition<'_, u64, ()> = TableDefinition::new("orphans");
 
+/// A log of so many bytes is made needless by a durable commit.
+const LOG_MAX: u64 = 1 << 20;
+
 /// What a name row without an inode says: the lower's name is gone.
-const WHITEOUT: u64 = 0;
+pub(super) const WHITEOUT: u64 = 0;
 
 /// What stands for the whole upper.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,7 +123,7 @@ pub struct Inode {
 }
 
 /// A row as it is to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     /// An inode.
     Inode(NodeId, Box<Inode>),
@@ -154,18 +162,11 @@ pub enum NameRow {
 pub struct Meta {
     path: PathBuf,
     db: RwLock<Option<Database>>,
-}
-
-/// What the last commit left.
-pub struct View {
-    inodes: ReadOnlyTable<u64, &'static [u8]>,
-    names: ReadOnlyTable<(u64, &'static [u8]), u64>,
-    xattrs: ReadOnlyTable<(u64, &'static [u8]), &'static [u8]>,
-    maps: ReadOnlyTable<(u64, u64), (u64, u8)>,
+    log: Mutex<BatchLog>,
 }
 
 /// Turns an error of the database into ours.
-fn failed<E: Into<redb::Error>>(error: E) -> Error {
+pub(super) fn failed<E: Into<redb::Error>>(error: E) -> Error {
     match error.into() {
         redb::Error::Io(error) if is_damage(&error) => {
             Error::new(Kind::Corrupt, "meta.redb", "no database")
@@ -182,7 +183,7 @@ fn is_damage(error: &std::io::Error) -> bool {
     matches!(error.kind(), InvalidData | UnexpectedEof)
 }
 
-fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
+pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     postcard::from_bytes(bytes)
         .map_err(|error| Error::new(Kind::Corrupt, "meta.redb", error.to_string()))
 }
@@ -192,7 +193,7 @@ fn encode<T: Serialize>(row: &T) -> Result<Vec<u8>> {
         .map_err(|error| Error::new(Kind::Internal, "meta.redb", error.to_string()))
 }
 
-fn state_of(code: u8) -> Result<BlockState> {
+pub(super) fn state_of(code: u8) -> Result<BlockState> {
     match code {
         1 => Ok(BlockState::Upper),
         2 => Ok(BlockState::Zero),
@@ -210,34 +211,48 @@ fn code_of(state: BlockState) -> u8 {
 
 impl Meta {
     /// Makes a new one. `fresh` says what it is.
-    pub fn create(path: &Path, fresh: &Super) -> Result<Meta> {
+    pub fn create(path: &Path, fresh: &Super) -> Result<()> {
         let db = Database::create(path).map_err(failed)?;
         let txn = db.begin_write().map_err(failed)?;
         {
-            let mut table = txn.open_table(SUPER).map_err(failed)?;
-            table.insert("super", encode(fresh)?.as_slice()).map_err(failed)?;
-            table.insert("next", FIRST_UPPER.to_le_bytes().as_slice()).map_err(failed)?;
+            let mut tables = Tables::open(&txn)?;
+            tables.head.insert("super", encode(fresh)?.as_slice()).map_err(failed)?;
+            tables.set_number("next", FIRST_UPPER)?;
+            tables.set_number("applied", 0)?;
         }
-        Tables::open(&txn)?;
-        txn.commit().map_err(failed)?;
-        Ok(Meta { path: path.to_owned(), db: RwLock::new(Some(db)) })
+        txn.commit().map_err(failed)
     }
 
     /// Opens what is there. Busy if another process has it open.
     pub fn open(path: &Path) -> Result<Meta> {
+        // The database first: its lock keeps others from the log, and nothing is made beside none.
         let db = Database::open(path).map_err(failed)?;
-        Ok(Meta { path: path.to_owned(), db: RwLock::new(Some(db)) })
+        let mut log = BatchLog::open(path)?;
+        recover(&db, &mut log)?;
+        let (path, db) = (path.to_owned(), RwLock::new(Some(db)));
+        Ok(Meta { path, db, log: Mutex::new(log) })
     }
 
-    fn with<T>(&self, act: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+    pub(super) fn with<T>(&self, act: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
         if let Some(db) = &*self.db.read() {
             return act(db);
         }
+        self.open_again(&mut self.log.lock())?;
+        let db = self.db.read();
+        db.as_ref().map_or_else(|| Err(Error::new(Kind::Internal, "open", NAME)), act)
+    }
+
+    fn open_again(&self, log: &mut BatchLog) -> Result<()> {
+        if self.db.read().is_some() {
+            return Ok(());
+        }
         let mut place = self.db.write();
         if place.is_none() {
-            *place = Some(Database::open(&self.path).map_err(failed)?);
+            let db = Database::open(&self.path).map_err(failed)?;
+            recover(&db, log)?;
+            *place = Some(db);
         }
-        place.as_ref().map_or_else(|| Err(Error::new(Kind::Internal, "open", NAME)), act)
+        Ok(())
     }
 
     /// What the upper is.
@@ -253,9 +268,7 @@ impl Meta {
 
     /// The next number of an inode that is born here.
     pub fn next(&self) -> Result<NodeId> {
-        let bytes = self.super_row("next")?;
-        let bytes = bytes.try_into().map_err(|_| Error::new(Kind::Corrupt, "meta.redb", "next"))?;
-        Ok(NodeId::from_le_bytes(bytes))
+        number(Some(self.super_row("next")?))
     }
 
     fn super_row(&self, name: &str) -> Result<Vec<u8>> {
@@ -279,36 +292,96 @@ impl Meta {
         rows.map(|row| row.map(|(ino, _)| ino.value()).map_err(failed)).collect()
     }
 
-    /// What the last commit left.
-    pub fn view(&self) -> Result<View> {
-        let txn = self.with(|db| db.begin_read().map_err(failed))?;
-        Ok(View {
-            inodes: txn.open_table(INODES).map_err(failed)?,
-            names: txn.open_table(NAMES).map_err(failed)?,
-            xattrs: txn.open_table(XATTRS).map_err(failed)?,
-            maps: txn.open_table(MAPS).map_err(failed)?,
-        })
-    }
-
-    /// Makes all of these rows so, durable on return.
-    pub fn apply(&self, batch: &[Change]) -> Result<()> {
+    /// Makes all of these rows so: they survive kill -9.
+    pub fn note(&self, batch: &[Change]) -> Result<()> {
         if batch.is_empty() {
             return Ok(());
         }
-        let applied = self.with(|db| {
-            let txn = db.begin_write().map_err(failed)?;
-            {
-                let mut tables = Tables::open(&txn)?;
-                batch.iter().try_for_each(|change| tables.apply(change))?;
-            }
-            txn.commit().map_err(failed)
-        });
-        if applied.is_err() {
+        let mut log = self.log.lock();
+        self.open_again(&mut log)?;
+        let mark = log.mark();
+        let noted = log.append(batch).and_then(|seq| self.commit(batch, seq, Durability::None));
+        if noted.is_err() {
+            log.back_to(mark)?;
+            return noted;
+        }
+        if log.len() < LOG_MAX {
+            return Ok(());
+        }
+        // Done already: what fails here is tried again by the next.
+        if let Err(error) = self.make_durable(&mut log, &[]) {
+            log::warn!("{error}");
+        }
+        Ok(())
+    }
+
+    /// Makes all of these rows so, durable on return, with all before them.
+    pub fn apply(&self, batch: &[Change]) -> Result<()> {
+        let mut log = self.log.lock();
+        self.open_again(&mut log)?;
+        self.make_durable(&mut log, batch)
+    }
+
+    /// Makes all rows durable that are not.
+    pub fn checkpoint(&self) -> Result<()> {
+        let mut log = self.log.lock();
+        if log.len() == 0 { Ok(()) } else { self.make_durable(&mut log, &[]) }
+    }
+
+    fn make_durable(&self, log: &mut BatchLog, batch: &[Change]) -> Result<()> {
+        self.commit(batch, log.seq(), Durability::Immediate)?;
+        log.clear();
+        Ok(())
+    }
+
+    fn commit(&self, batch: &[Change], seq: u64, durability: Durability) -> Result<()> {
+        let db = self.db.read();
+        let missing = || Error::new(Kind::Internal, "open", NAME);
+        let done = db.as_ref().ok_or_else(missing).and_then(|db| write(db, batch, seq, durability));
+        drop(db);
+        if done.is_err() {
             // A full disk, most likely. It is opened again, whatever it was.
             *self.db.write() = None;
         }
-        applied
+        done
     }
+}
+
+/// Applies what the log has and the database has not.
+fn recover(db: &Database, log: &mut BatchLog) -> Result<()> {
+    let applied = {
+        let txn = db.begin_read().map_err(failed)?;
+        let table = match txn.open_table(SUPER) {
+            Err(TableError::TableDoesNotExist(_)) => {
+                return Err(Error::new(Kind::Corrupt, "open", NAME));
+            }
+            other => other.map_err(failed)?,
+        };
+        number(table.get("applied").map_err(failed)?.map(|row| row.value().to_vec()))?
+    };
+    let batches = log.read_behind(applied)?;
+    if !batches.is_empty() {
+        write(db, &batches.concat(), log.seq(), Durability::Immediate)?;
+        log.clear();
+    }
+    Ok(())
+}
+
+fn number(row: Option<Vec<u8>>) -> Result<u64> {
+    let bad = || Error::new(Kind::Corrupt, "meta.redb", "a number");
+    let bytes: [u8; 8] = row.ok_or_else(bad)?.try_into().map_err(|_| bad())?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn write(db: &Database, batch: &[Change], seq: u64, durability: Durability) -> Result<()> {
+    let mut txn = db.begin_write().map_err(failed)?;
+    txn.set_durability(durability);
+    {
+        let mut tables = Tables::open(&txn)?;
+        batch.iter().try_for_each(|change| tables.apply(change))?;
+        tables.set_number("applied", seq)?;
+    }
+    txn.commit().map_err(failed)
 }
 
 struct Tables<'a> {
@@ -363,10 +436,15 @@ impl<'a> Tables<'a> {
                 self.orphans.insert(*ino, ()).map_err(failed)?;
             }
             Change::Next(next) => {
-                self.head.insert("next", next.to_le_bytes().as_slice()).map_err(failed)?;
+                self.set_number("next", *next)?;
             }
             Change::Purge(ino) => self.purge(*ino)?,
         }
+        Ok(())
+    }
+
+    fn set_number(&mut self, name: &str, number: u64) -> Result<()> {
+        self.head.insert(name, number.to_le_bytes().as_slice()).map_err(failed)?;
         Ok(())
     }
 
@@ -380,87 +458,9 @@ impl<'a> Tables<'a> {
     }
 }
 
-impl View {
-    /// An inode's row.
-    pub fn inode(&self, ino: NodeId) -> Result<Option<Inode>> {
-        let row = self.inodes.get(ino).map_err(failed)?;
-        row.map(|row| decode(row.value())).transpose()
-    }
-
-    /// Every inode that has a row.
-    pub fn inodes(&self) -> Result<Vec<(NodeId, Inode)>> {
-        let rows = self.inodes.iter().map_err(failed)?;
-        rows.map(|row| {
-            let (ino, inode) = row.map_err(failed)?;
-            Ok((ino.value(), decode(inode.value())?))
-        })
-        .collect()
-    }
-
-    /// What is said of a name.
-    pub fn name(&self, dir: NodeId, name: &[u8]) -> Result<Option<NameRow>> {
-        let row = self.names.get((dir, name)).map_err(failed)?;
-        Ok(row.map(|row| name_row(row.value())))
-    }
-
-    /// Every name that has a row: its directory, the name, what it stands for.
-    pub fn all_names(&self) -> Result<Vec<(NodeId, Vec<u8>, NameRow)>> {
-        let rows = self.names.iter().map_err(failed)?;
-        rows.map(|row| {
-            let (key, ino) = row.map_err(failed)?;
-            let (dir, name) = key.value();
-            Ok((dir, name.to_vec(), name_row(ino.value())))
-        })
-        .collect()
-    }
-
-    /// What is said of the names of a directory, in the order of their bytes.
-    pub fn names(&self, dir: NodeId) -> Result<Vec<(Vec<u8>, NameRow)>> {
-        let (first, end) = (key(dir), key(dir + 1));
-        let rows = self.names.range(first..end).map_err(failed)?;
-        rows.map(|row| {
-            let (key, ino) = row.map_err(failed)?;
-            Ok((key.value().1.to_vec(), name_row(ino.value())))
-        })
-        .collect()
-    }
-
-    /// An extended attribute of its own.
-    pub fn xattr(&self, ino: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        let row = self.xattrs.get((ino, name)).map_err(failed)?;
-        Ok(row.map(|row| row.value().to_vec()))
-    }
-
-    /// All of them.
-    pub fn xattrs(&self, ino: NodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let (first, end) = (key(ino), key(ino + 1));
-        let rows = self.xattrs.range(first..end).map_err(failed)?;
-        rows.map(|row| {
-            let (key, value) = row.map_err(failed)?;
-            Ok((key.value().1.to_vec(), value.value().to_vec()))
-        })
-        .collect()
-    }
-
-    /// The block map of a file.
-    pub fn map(&self, ino: NodeId) -> Result<Vec<MapExtent>> {
-        let rows = self.maps.range((ino, 0)..(ino + 1, 0)).map_err(failed)?;
-        rows.map(|row| {
-            let (key, run) = row.map_err(failed)?;
-            let (blocks, code) = run.value();
-            Ok(MapExtent { first: key.value().1, blocks, state: state_of(code)? })
-        })
-        .collect()
-    }
-}
-
 /// The least key of an inode.
-fn key(ino: NodeId) -> (u64, &'static [u8]) {
+pub(super) fn key(ino: NodeId) -> (u64, &'static [u8]) {
     (ino, &[])
-}
-
-fn name_row(ino: u64) -> NameRow {
-    if ino == WHITEOUT { NameRow::Whiteout } else { NameRow::Inode(ino) }
 }
 
 impl Super {

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! UPPER/meta.redb          inodes, names, xattrs, block maps
+//! UPPER/names.log          what of it is not durable yet
 //! UPPER/data/INO           sparse, each block at its own offset
 //! UPPER/.bcachefs-fuse/    the journal
 //! ```
@@ -17,6 +18,7 @@
 
 mod acl;
 mod attrs;
+mod batches;
 pub mod diff;
 mod dir;
 mod edit;
@@ -27,6 +29,7 @@ mod names;
 mod node;
 pub mod revert;
 pub mod upper;
+mod view;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -34,13 +37,17 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use self::layers::Layers;
-use self::meta::{Meta, NameRow, View};
+use self::meta::{Meta, NameRow};
 use self::node::{Found, Node, Table};
+use self::view::View;
 use super::{
     Attr, Caller, DirStream, Entry, FsStat, Identity, NewNode, NodeId, Opened, ROOT, Renamed,
     SetTime, Tree,
@@ -57,6 +64,9 @@ pub use self::upper::Upper;
 /// st_dev of what lies in an overlay, for the store: it never meets files of another tree.
 const DEVICE: u64 = u64::MAX;
 
+/// Names are durable after so long.
+const TICK: Duration = Duration::from_secs(1);
+
 /// How long a chain of directories may be.
 const MAX_DEPTH: usize = 4096;
 
@@ -67,6 +77,38 @@ const NAME_MAX: usize = 255;
 struct Rows {
     meta: Meta,
     changes: Mutex<()>,
+}
+
+/// Makes names durable a second after they were made, though nobody asks; ends when dropped.
+struct Ticker {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Ticker {
+    fn start(rows: &Arc<Rows>) -> Result<Ticker> {
+        let (stop, stopped) = bounded::<()>(0);
+        let rows = rows.clone();
+        let tick = move || {
+            while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                if let Err(error) = rows.meta.checkpoint() {
+                    log::warn!("names are not durable: {error}");
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("bcfs-names".into()).spawn(tick);
+        Ok(Ticker { stop: Some(stop), thread: Some(thread.op("start a thread")?) })
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // Its panic is its own: the log has everything.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// See the module.
@@ -83,6 +125,7 @@ pub struct OverlayTree {
     /// Without a name and a user: their rows go with the next commit.
     gone: Mutex<Vec<NodeId>>,
     files: Mutex<HashMap<NodeId, Weak<OverlayDevice>>>,
+    ticker: Mutex<Option<Ticker>>,
 }
 
 impl OverlayTree {
@@ -102,6 +145,7 @@ impl OverlayTree {
             next: Mutex::new(next),
             gone: Mutex::default(),
             files: Mutex::default(),
+            ticker: Mutex::default(),
         };
         let root = Found { ino: ROOT, kind: S_IFDIR, lowers: tree.layers.roots() };
         tree.table.enter(root, ROOT, OsStr::new(""));
@@ -186,9 +230,13 @@ impl OverlayTree {
 
 impl Drop for OverlayTree {
     fn drop(&mut self) {
+        drop(self.ticker.lock().take());
         let gone = std::mem::take(&mut *self.gone.lock());
         if !gone.is_empty() {
             self.purge(&gone);
+        }
+        if let Err(error) = self.rows.meta.checkpoint() {
+            log::warn!("{error}");
         }
     }
 }
@@ -325,8 +373,15 @@ impl Tree for OverlayTree {
     }
 
     fn sync_dir(&self, _node: NodeId, _data_only: bool) -> Result<()> {
-        // Every change of a name was durable when it returned.
-        Ok(())
+        self.rows.meta.checkpoint()
+    }
+
+    fn sync_attr(&self, _node: NodeId) -> Result<()> {
+        self.rows.meta.checkpoint()
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        self.rows.meta.checkpoint()
     }
 
     fn statfs(&self, _node: NodeId) -> Result<FsStat> {
@@ -374,7 +429,9 @@ impl Tree for OverlayTree {
     }
 
     fn start(&self) -> Result<()> {
-        self.sweep()
+        self.sweep()?;
+        *self.ticker.lock() = Some(Ticker::start(&self.rows)?);
+        Ok(())
     }
 
     fn load(&self) -> (usize, usize) {

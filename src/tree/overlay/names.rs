@@ -339,7 +339,7 @@ impl OverlayTree {
         let batch: Vec<Change> = inodes.iter().map(|ino| Change::Purge(*ino)).collect();
         let turn = self.rows.changes.lock();
         // Left for the next mount otherwise.
-        if let Err(error) = self.rows.meta.apply(&batch) {
+        if let Err(error) = self.rows.meta.note(&batch) {
             log::warn!("removing what has no name: {error}");
             return;
         }

@@ -293,3 +293,49 @@ fn a_diff_tells_what_was_added_modified_removed_and_moved() {
     tree.rmdir(find(&tree, "d").unwrap().id, OsStr::new("e")).unwrap();
     assert_eq!(told(), ["D a", "A c2", "D d/e", "A x", "D x"]);
 }
+
+#[test]
+fn a_kill_keeps_every_name_and_a_power_cut_a_prefix() {
+    let kit = Kit::new(1);
+    fs::write(kit.lower(0, "lower"), "x").unwrap();
+    let tree = kit.tree();
+    make(&tree, ROOT, "durable", NewNode::Dir, 0o755);
+    tree.sync_names().unwrap();
+    let made = |n: usize| format!("d{n}");
+    for n in 0..10 {
+        make(&tree, ROOT, &made(n), NewNode::Dir, 0o755);
+    }
+    rename(&tree, ("", "lower"), ("d9", "moved"), 0).unwrap();
+    tree.rmdir(ROOT, OsStr::new("d0")).unwrap();
+    let copy = |name: &str| fs::read(kit.upper.path().join(name)).unwrap();
+    let (database, log) = (copy("meta.redb"), copy("names.log"));
+    // What is on disk now, opened by another.
+    let reopened = |log: &[u8]| {
+        let upper = tempfile::tempdir().unwrap();
+        fs::write(upper.path().join("meta.redb"), &database).unwrap();
+        fs::write(upper.path().join("names.log"), log).unwrap();
+        fs::create_dir(upper.path().join("data")).unwrap();
+        let lowers = vec![open_lower(kit.lowers[0].path())];
+        let opened = Upper::open(upper.path(), lowers, DirectIo::Never, 100).unwrap();
+        let tree = OverlayTree::new(opened, DirectIo::Never, false).unwrap();
+        tree.start().unwrap();
+        (tree, upper)
+    };
+    let (killed, _upper) = reopened(&log);
+    assert_eq!(names(&killed, ""), names(&tree, ""));
+    assert_eq!(names(&killed, "d9"), ["moved"]);
+    drop(killed);
+    let mut seen = std::collections::BTreeSet::new();
+    for cut in (0..log.len()).step_by(37) {
+        let (cut, _upper) = reopened(&log[..cut]);
+        let there = names(&cut, "");
+        let count = (0..10).take_while(|n| there.contains(&made(*n))).count();
+        assert_eq!(there.len(), count + 2, "no prefix: {there:?}");
+        assert!(there.contains(&"durable".to_owned()) && there.contains(&"lower".to_owned()));
+        seen.insert(count);
+        if count == 10 {
+            break;
+        }
+    }
+    assert!(seen.contains(&0) && seen.contains(&9), "{seen:?}");
+}

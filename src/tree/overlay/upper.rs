@@ -22,6 +22,9 @@ use crate::tree::HostTree;
 /// The directory of blocks.
 const DATA: &str = "data";
 
+/// A log of names without a database: of an upper that was being made.
+const LOG: &str = "names.log";
+
 /// While a new database is made.
 const ASIDE: &str = "meta.redb.new";
 
@@ -108,7 +111,7 @@ fn make(path: &Path, fd: &OwnedFd, lowers: Vec<LowerId>) -> Result<Meta> {
     let mut entries = path.read_dir().op("readdir")?;
     let foreign = entries.find_map(|entry| {
         let name = entry.ok()?.file_name();
-        let ours = name == crate::tree::host::STATE_NAME || name == DATA || name == ASIDE;
+        let ours = [crate::tree::host::STATE_NAME, DATA, ASIDE, LOG].iter().any(|own| name == *own);
         (!ours).then_some(name)
     });
     if let Some(name) = foreign {
@@ -124,7 +127,7 @@ fn make(path: &Path, fd: &OwnedFd, lowers: Vec<LowerId>) -> Result<Meta> {
     // Under its own name only once it is whole.
     let aside = path.join(ASIDE);
     let _ = std::fs::remove_file(&aside);
-    drop(Meta::create(&aside, &Super::new(uuid, BLOCK_BYTES, clock::wall(), lowers))?);
+    Meta::create(&aside, &Super::new(uuid, BLOCK_BYTES, clock::wall(), lowers))?;
     File::open(&aside).and_then(|file| file.sync_all()).op("fsync")?;
     std::fs::rename(&aside, path.join(meta::NAME)).op("rename")?;
     fsync(fd.as_fd()).op("fsync")?;
