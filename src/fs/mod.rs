@@ -394,6 +394,10 @@ impl Fs {
         if write && self.store.has_journal() && !handle.device.has_record() {
             let record = self.tree.record(node)?;
             if let Some(record) = record {
+                if !is_new {
+                    // The journal will say that it has a durable name (J10).
+                    self.tree.sync_attr(node)?;
+                }
                 handle.device.journal_as(DeviceIdentity { named: !is_new, ..record });
             }
         }

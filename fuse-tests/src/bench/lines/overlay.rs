@@ -32,7 +32,7 @@ impl Ours {
         let upper = env.dir("ov-upper")?;
         fs::remove_dir_all(&upper)?;
         let upper = env.dir("ov-upper")?;
-        let options = format!("upper={}", upper.display());
+        let options = format!("upper={},cache=16M", upper.display());
         let mount = Some(Mount::ours(lower, &env.dir("ov-mnt")?, &options)?);
         Ok(Ours { mount, upper })
     }
@@ -167,7 +167,8 @@ pub fn names(env: &Env) -> Res<Vec<Row>> {
 pub fn reads(env: &Env) -> Res<Vec<Row>> {
     let source = env.file("ov-read", SMALL)?;
     let lower = source.parent().ok_or("a file has a directory")?.to_owned();
-    let plain = env.ours("cache=16M")?;
+    // Read-only: both use the same directory.
+    let plain = env.ours("ro,cache=16M")?;
     let ours = Ours::new(env, &lower)?;
     let (rw, block, size) = ("randread", "4k", SMALL);
     let seconds = Some(env.seconds);
