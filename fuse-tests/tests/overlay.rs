@@ -6,6 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Output;
 
+use fuse_tests::loopfs::LoopFs;
+use fuse_tests::paths::Scratch;
 use fuse_tests::tools::pattern;
 use fuse_tests::writeback::try_product;
 use fuse_tests::{Mount, try_run};
@@ -261,18 +263,24 @@ fn the_first_of_several_lowers_wins() {
     assert_eq!(locks, [true, false], "a shared lock, and an exclusive one");
 }
 
+/// An overlay whose upper is on a filesystem of `mib` MiB; in this order each outlives the next.
+fn on_small_disk(name: &str, mib: u64) -> Option<(Scratch, LoopFs, Mount)> {
+    if !fuse_tests::report::have_fuse() || !fuse_tests::report::have_root("a loop mount") {
+        return None;
+    }
+    let scratch = Scratch::new(name);
+    let disk = scratch.path().join("disk");
+    File::create(&disk).unwrap().set_len(mib << 20).unwrap();
+    let small = LoopFs::make(&disk, &scratch.path().join("small")).unwrap();
+    let upper = format!("upper={}", small.path().join("upper").display());
+    let builder = Mount::builder(&format!("{name}-mnt")).default_mode().prepare(image);
+    let mount = builder.option(&upper).option("journal_size=8M").start()?;
+    Some((scratch, small, mount))
+}
+
 #[test]
 fn a_full_upper_is_told_and_used_again_once_there_is_room() {
-    if !fuse_tests::report::have_fuse() || !fuse_tests::report::have_root("a loop mount") {
-        return;
-    }
-    let scratch = fuse_tests::paths::Scratch::new("over-full");
-    let disk = scratch.path().join("disk");
-    File::create(&disk).unwrap().set_len(192 << 20).unwrap();
-    let small = fuse_tests::loopfs::LoopFs::make(&disk, &scratch.path().join("small")).unwrap();
-    let upper = format!("upper={}", small.path().join("upper").display());
-    let builder = Mount::builder("over-full-mnt").default_mode().prepare(image);
-    let Some(mut mount) = builder.option(&upper).option("journal_size=8M").start() else { return };
+    let Some((_scratch, small, mut mount)) = on_small_disk("over-full", 192) else { return };
     let mut made = Vec::new();
     let full = (0..400).find_map(|n| {
         let path = mount.at(format!("file-{n}"));
@@ -313,16 +321,7 @@ fn a_full_upper_is_told_and_used_again_once_there_is_room() {
 
 #[test]
 fn names_that_find_no_room_are_told_and_go_on_once_there_is_some() {
-    if !fuse_tests::report::have_fuse() || !fuse_tests::report::have_root("a loop mount") {
-        return;
-    }
-    let scratch = fuse_tests::paths::Scratch::new("over-names");
-    let disk = scratch.path().join("disk");
-    File::create(&disk).unwrap().set_len(64 << 20).unwrap();
-    let small = fuse_tests::loopfs::LoopFs::make(&disk, &scratch.path().join("small")).unwrap();
-    let upper = format!("upper={}", small.path().join("upper").display());
-    let builder = Mount::builder("over-names-mnt").default_mode().prepare(image);
-    let Some(mut mount) = builder.option(&upper).option("journal_size=8M").start() else { return };
+    let Some((_scratch, small, mut mount)) = on_small_disk("over-names", 64) else { return };
     // Everything but some pages.
     let filler = small.path().join("filler");
     let full = pattern(1, MIB).repeat(64);

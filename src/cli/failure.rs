@@ -58,7 +58,7 @@ fn bare(text: &str) -> String {
 }
 
 /// Control characters (a newline in a file name) must not break the one line.
-fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() {

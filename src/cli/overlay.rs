@@ -9,13 +9,13 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::cli::args::{DiffArgs, RevertArgs};
-use crate::cli::failure::{Failure, Outcome};
-use crate::cli::output::print;
+use crate::cli::failure::{Failure, Outcome, one_line};
+use crate::cli::output::{print, print_json};
 use crate::cli::place::Place;
 use crate::cli::run::source::Source;
 use crate::cli::run::state::home::Access;
 use crate::cli::run::{state, upper};
-use crate::control::proto::{Ask, Name, PathChange, Reply, SCHEMA};
+use crate::control::proto::{Ask, PathChange, Reply, SCHEMA};
 use crate::tree::OverlayTree;
 use crate::units::format_size;
 
@@ -39,9 +39,7 @@ pub fn diff(args: &DiffArgs) -> Outcome<()> {
     };
     if args.json {
         let listing = Listing { schema: SCHEMA, differences: &found };
-        let text = serde_json::to_string(&listing)
-            .map_err(|error| Failure::new(error, args.path.display(), "report it"))?;
-        return print(&format!("{text}\n")).map(drop);
+        return print_json(&listing).map(drop);
     }
     let mut text = String::new();
     found.iter().for_each(|change| line(&mut text, change, args.blocks));
@@ -82,9 +80,9 @@ fn differences(place: &Place) -> Outcome<Vec<PathChange>> {
 
 fn line(text: &mut String, change: &PathChange, blocks: bool) {
     let slash = if change.directory { "/" } else { "" };
-    let _ = write!(text, "{} {}{slash}", change.change, shown(&change.path));
+    let _ = write!(text, "{} {}{slash}", change.change, one_line(&change.path.to_string()));
     if let Some(from) = &change.from {
-        let _ = write!(text, " (was {}{slash})", shown(from));
+        let _ = write!(text, " (was {}{slash})", one_line(&from.to_string()));
     }
     if change.bytes > 0 {
         let _ = write!(text, "  {}", format_size(change.bytes));
@@ -93,14 +91,6 @@ fn line(text: &mut String, change: &PathChange, blocks: bool) {
     for (offset, length) in change.extents.iter().filter(|_| blocks) {
         let _ = writeln!(text, "    {offset}+{length}");
     }
-}
-
-/// One line, whatever bytes are in it.
-fn shown(name: &Name) -> String {
-    name.to_string()
-        .chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
-        .collect()
 }
 
 /// Runs `revert`.

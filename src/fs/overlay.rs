@@ -1,7 +1,6 @@
 //! What an overlay mount can do beside being a filesystem: tell what it changed, and drop it.
 
 use std::ffi::OsStr;
-use std::path::Path;
 
 use super::Fs;
 use crate::error::{Error, Kind, Result};
@@ -64,7 +63,7 @@ impl Fs {
 
     fn flush_to_upper(&self) -> Result<()> {
         if self.store.has_journal() {
-            self.flush(Some(Path::new("")), &mut |_| true)?;
+            self.flush(None, &mut |_| true)?;
         }
         Ok(())
     }

@@ -5,13 +5,14 @@ pub mod host;
 pub mod overlay;
 
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 pub use host::HostTree;
 pub use overlay::OverlayTree;
 
 use crate::device::BlockDevice;
-use crate::error::Result;
+use crate::error::{OpContext, Result};
 use crate::journal::DeviceIdentity;
 use crate::store::recovery::Resolver;
 pub use crate::units::{Identity, Timestamp};
@@ -21,6 +22,11 @@ pub type NodeId = u64;
 
 /// The root directory.
 pub const ROOT: NodeId = 1;
+
+/// The I/O size told to applications for regular files: every request is a round trip through the
+/// kernel (two for a write, which asks for security.capability first), so cp(1) and its like fare
+/// better with a few large ones. Not above the default `bypass`: it is still worth caching.
+const PREFERRED_IO: u32 = 256 << 10;
 
 /// What stat(2) tells. `mode` holds the type bits too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +143,22 @@ pub struct FsStat {
     pub files: u64,
     /// Free inodes.
     pub ffree: u64,
+}
+
+impl FsStat {
+    /// The filesystem that an open file is on.
+    fn of(fd: impl AsFd) -> Result<FsStat> {
+        let stat = rustix::fs::fstatvfs(fd).op("statfs")?;
+        Ok(FsStat {
+            frsize: stat.f_frsize as u32,
+            bsize: stat.f_bsize as u32,
+            blocks: stat.f_blocks,
+            bfree: stat.f_bfree,
+            bavail: stat.f_bavail,
+            files: stat.f_files,
+            ffree: stat.f_ffree,
+        })
+    }
 }
 
 /// A regular file opened for data.

@@ -28,8 +28,8 @@ use rustix::io::Errno;
 use self::node::{Capability, Found, Node, Table};
 use self::record::FilesystemId;
 use super::{
-    Attr, Caller, DirStream, Entry, FsStat, Identity, NewNode, NodeId, Opened, ROOT, Renamed,
-    SetTime, Timestamp, Tree,
+    Attr, Caller, DirStream, Entry, FsStat, Identity, NewNode, NodeId, Opened, PREFERRED_IO, ROOT,
+    Renamed, SetTime, Timestamp, Tree,
 };
 use crate::config::DirectIo;
 use crate::device::FileDevice;
@@ -44,11 +44,6 @@ use crate::sys::path_fd;
 pub const STATE_NAME: &str = ".bcachefs-fuse";
 
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// The I/O size told to applications for regular files: every request is a round trip through the
-/// kernel (two for a write, which asks for security.capability first), so cp(1) and its like fare
-/// better with a few large ones. Not above the default `bypass`: it is still worth caching.
-const PREFERRED_IO: u32 = 256 << 10;
 
 /// How deep a chain of recorded parents may be when a node is reopened by path.
 const MAX_DEPTH: usize = 4096;
@@ -418,16 +413,7 @@ impl Tree for HostTree {
     }
 
     fn statfs(&self, node: NodeId) -> Result<FsStat> {
-        let stat = rustix::fs::fstatvfs(&*self.fd_of(node)?).op("statfs")?;
-        Ok(FsStat {
-            frsize: stat.f_frsize as u32,
-            bsize: stat.f_bsize as u32,
-            blocks: stat.f_blocks,
-            bfree: stat.f_bfree,
-            bavail: stat.f_bavail,
-            files: stat.f_files,
-            ffree: stat.f_ffree,
-        })
+        FsStat::of(&*self.fd_of(node)?)
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr, value: &mut [u8]) -> Result<usize> {

@@ -15,13 +15,10 @@ use super::{OverlayTree, file};
 use crate::device::BlockDevice;
 use crate::error::{Error, Kind, Result};
 use crate::sys::flags::{S_IFDIR, S_IFMT, S_IFREG, S_ISGID, S_ISUID};
-use crate::tree::{Attr, NodeId, SetTime, Tree};
+use crate::tree::{Attr, NodeId, PREFERRED_IO, SetTime, Tree};
 
 /// Units of st_blocks.
 const SECTOR: u64 = 512;
-
-/// The I/O size told to applications, as in the tree of a host directory.
-const PREFERRED_IO: u32 = 256 << 10;
 
 /// Group execute.
 const S_IXGRP: u32 = 0o010;

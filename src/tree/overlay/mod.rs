@@ -385,16 +385,7 @@ impl Tree for OverlayTree {
     }
 
     fn statfs(&self, _node: NodeId) -> Result<FsStat> {
-        let stat = rustix::fs::fstatvfs(&*self.data).op("statfs")?;
-        Ok(FsStat {
-            frsize: stat.f_frsize as u32,
-            bsize: stat.f_bsize as u32,
-            blocks: stat.f_blocks,
-            bfree: stat.f_bfree,
-            bavail: stat.f_bavail,
-            files: stat.f_files,
-            ffree: stat.f_ffree,
-        })
+        FsStat::of(&*self.data)
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr, value: &mut [u8]) -> Result<usize> {

@@ -322,8 +322,7 @@ impl OverlayTree {
     /// Nobody knows it any more, and it has no name: its blocks go now, its rows soon. After a
     /// crash the next mount removes them.
     pub(super) fn let_go(&self, ino: NodeId) {
-        self.files.lock().remove(&ino);
-        let _ = unlinkat(&*self.data, file::data_name(ino), AtFlags::empty());
+        self.remove_data(ino);
         let many = {
             let mut gone = self.gone.lock();
             gone.push(ino);
@@ -334,19 +333,19 @@ impl OverlayTree {
         }
     }
 
-    /// The same at once.
+    /// The blocks of an inode that nobody uses.
+    pub(super) fn remove_data(&self, ino: NodeId) {
+        self.files.lock().remove(&ino);
+        let _ = unlinkat(&*self.data, file::data_name(ino), AtFlags::empty());
+    }
+
+    /// The rows of inodes whose blocks are gone.
     pub(super) fn purge(&self, inodes: &[NodeId]) {
         let batch: Vec<Change> = inodes.iter().map(|ino| Change::Purge(*ino)).collect();
-        let turn = self.rows.changes.lock();
+        let _turn = self.rows.changes.lock();
         // Left for the next mount otherwise.
         if let Err(error) = self.rows.meta.note(&batch) {
             log::warn!("removing what has no name: {error}");
-            return;
-        }
-        drop(turn);
-        for ino in inodes {
-            self.files.lock().remove(ino);
-            let _ = unlinkat(&*self.data, file::data_name(*ino), AtFlags::empty());
         }
     }
 
@@ -357,6 +356,7 @@ impl OverlayTree {
             orphans.into_iter().partition(|ino| self.table.get(*ino).is_some());
         known.iter().filter_map(|ino| self.table.get(*ino)).for_each(|node| node.set_orphan());
         if !gone.is_empty() && !self.read_only {
+            gone.iter().for_each(|ino| self.remove_data(*ino));
             self.purge(&gone);
         }
         Ok(())

@@ -6,10 +6,8 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use rustix::fs::{AtFlags, unlinkat};
-
 use super::meta::Change;
-use super::{OverlayTree, file, identity};
+use super::{OverlayTree, identity};
 use crate::error::Result;
 use crate::tree::NodeId;
 use crate::units::Identity;
@@ -74,9 +72,7 @@ impl OverlayTree {
                     device.revert()?;
                 }
                 Some(_) => {}
-                None => {
-                    let _ = unlinkat(&*self.data, file::data_name(*ino), AtFlags::empty());
-                }
+                None => self.remove_data(*ino),
             }
         }
         Ok(())
